@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from gemini.batch_analysis.batch_kinds import Shard
-from gemini.batch_analysis.microbatch_weights import Known
+from gemini.batch_analysis.microbatch_weights import PrecomputedValues
 
 
 @dataclass(frozen=True)
-class Each:
+class EqualMaskCounts:
     """What must hold in every step: of a mask, every sample has so many entries that are true (or none has any)."""
 
     mask: Hashable
@@ -19,7 +19,7 @@ class Each:
     entries: int
     or_none: bool = False
 
-    def broken(self, known: Known, samples: int) -> str:
+    def violation(self, known: PrecomputedValues, samples: int) -> str:
         """How it does not hold; '' if it does."""
         mask = known.value(self.mask).detach()
         counts = [int(self.kind.take(mask, at, 1, samples).count_nonzero()) for at in range(samples)]
@@ -36,13 +36,13 @@ class Each:
 
 
 @dataclass(frozen=True)
-class Filled:
+class AllEntriesEqual:
     """What must hold in every step: all entries of a tensor are this number."""
 
     tensor: Hashable
     number: int
 
-    def broken(self, known: Known, samples: int) -> str:  # noqa: ARG002
+    def violation(self, known: PrecomputedValues, samples: int) -> str:  # noqa: ARG002
         """How it does not hold; '' if it does."""
         found = known.value(self.tensor).detach()
         wrong = found[found != self.number]
@@ -54,7 +54,7 @@ class Filled:
 
 
 @dataclass(frozen=True)
-class Recorded:
+class SameContents:
     """What must hold in every step: an input has, in every micro-batch, the contents that it was captured with."""
 
     tensor: Hashable
@@ -62,7 +62,7 @@ class Recorded:
     numbers: tuple[Any, ...]
     samples: int  # of a micro-batch
 
-    def broken(self, known: Known, samples: int) -> str:
+    def violation(self, known: PrecomputedValues, samples: int) -> str:
         """How it does not hold; '' if it does."""
         found = known.value(self.tensor).detach()
         starts = range(0, samples, self.samples) if self.kind is not None else (0,)
@@ -78,16 +78,16 @@ class Recorded:
 
 
 @dataclass(frozen=True)
-class Repeated:
+class SameBranches:
     """What must hold in every step: the Python of every micro-batch, and of the whole batch, goes the captured way."""
 
-    def broken(self, known: Known, samples: int) -> str:  # noqa: ARG002
+    def violation(self, known: PrecomputedValues, samples: int) -> str:  # noqa: ARG002
         """How it does not hold; '' if it does."""
-        return known.other_way()
+        return known.changed_branch()
 
     def needs(self) -> tuple[Hashable, ...]:
         """Nothing in particular."""
         return ()
 
 
-Condition = Each | Filled | Recorded | Repeated
+Condition = EqualMaskCounts | AllEntriesEqual | SameContents | SameBranches

@@ -12,11 +12,11 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from gemini.batch_analysis.analysis_steps import Inherited, Statement
+from gemini.batch_analysis.analysis_steps import AnalysisStep, InheritedRefusal
 from gemini.batch_analysis.batch_kinds import Kind, Opaque, Partial, Replicate, Shard
 from gemini.batch_analysis.leaf_trace import trace_inside
-from gemini.batch_analysis.op_call import Count, Odd, Refused, Value, leaves
-from gemini.batch_analysis.propagate import Interpreter
+from gemini.batch_analysis.op_call import AnalysisRefused, SampleCount, TensorValue, UnknownNumber, leaves
+from gemini.batch_analysis.propagate import KindInterpreter
 from gemini.capture.trace_state import TraceRefused
 from gemini.ir.import_paths import Symbol
 from gemini.ir.node import EMPTY_KWARGS, Node
@@ -24,36 +24,36 @@ from gemini.ir.op_targets import find_call
 from gemini.ir.pytree import Ref, SequenceForm
 
 
-def open_function(node: Node, interpreter: Interpreter, statement: Statement) -> list[Kind]:
+def analyze_autograd_function(node: Node, interpreter: KindInterpreter, statement: AnalysisStep) -> list[Kind]:
     """The kinds of what a custom function returns."""
     args, kwargs = interpreter.arguments(statement)
-    given = [leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, Value)]
+    given = [leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, TensorValue)]
     for value in given:
         if isinstance(value.kind, Opaque):
-            raise Inherited(value.kind.reason)
+            raise InheritedRefusal(value.kind.reason)
     if all(value.is_constant for value in given) and not node.random:
         return [Replicate()] * len(statement.results)
     what = "a custom autograd function"
     boxed = [arg for arg in args if isinstance(arg, (list, tuple, dict))]
-    if kwargs or any(isinstance(leaf, (Value, Count, Odd)) for leaf in leaves(boxed)):
-        raise Refused(f"{what} with arguments in containers")
+    if kwargs or any(isinstance(leaf, (TensorValue, SampleCount, UnknownNumber)) for leaf in leaves(boxed)):
+        raise AnalysisRefused(f"{what} with arguments in containers")
     if any(not isinstance(value.kind, (Replicate, Shard)) for value in given):
-        raise Refused(f"{what} of something else than samples and constants")
+        raise AnalysisRefused(f"{what} of something else than samples and constants")
     module, _, name = node.target.partition(":")
     try:
         cls = Symbol(module, name).resolve()
         forward: list[Kind] = trace_inside(replace(node, kwargs=EMPTY_KWARGS), _Forward(cls, args), interpreter)
         _check_backward(cls, node, interpreter, statement, args, forward)
     except TraceRefused as coarse:
-        raise Refused(f"{what} whose Python is not followed: {coarse.reason}") from None
-    except Refused as refused:
-        raise Refused(f"{what}: {refused}") from None
+        raise AnalysisRefused(f"{what} whose Python is not followed: {coarse.reason}") from None
+    except AnalysisRefused as refused:
+        raise AnalysisRefused(f"{what}: {refused}") from None
     except Exception as error:
-        raise Refused(f"{what}; tracing it raised {type(error).__name__}: {error!s:.80}") from error
+        raise AnalysisRefused(f"{what}; tracing it raised {type(error).__name__}: {error!s:.80}") from error
     return forward
 
 
-class _Scripted(nn.Module):  # type: ignore[misc]
+class _ScriptedSource(nn.Module):  # type: ignore[misc]
     """A function that was compiled by TorchScript, in Python again, as a module."""
 
     def __init__(self, function: Any) -> None:
@@ -65,20 +65,22 @@ class _Scripted(nn.Module):  # type: ignore[misc]
         return self.function(*args, **kwargs)
 
 
-def open_scripted(node: Node, interpreter: Interpreter) -> list[Kind] | None:
+def analyze_scripted_function(node: Node, interpreter: KindInterpreter) -> list[Kind] | None:
     """The kinds of what a function compiled by TorchScript returns; None for any other function kept whole."""
     owner, name = find_call(node.target)
     python = getattr(getattr(owner, name, None), "_torchdynamo_inline", None)
     if python is None:
         return None
     try:
-        found: list[Kind] = trace_inside(node, _Scripted(python), interpreter)
+        found: list[Kind] = trace_inside(node, _ScriptedSource(python), interpreter)
     except TraceRefused as coarse:
-        raise Refused(f"a compiled function whose Python is not followed: {coarse.reason}") from None
-    except Refused:
+        raise AnalysisRefused(f"a compiled function whose Python is not followed: {coarse.reason}") from None
+    except AnalysisRefused:
         raise
     except Exception as error:
-        raise Refused(f"a compiled function; tracing it raised {type(error).__name__}: {error!s:.80}") from error
+        raise AnalysisRefused(
+            f"a compiled function; tracing it raised {type(error).__name__}: {error!s:.80}"
+        ) from error
     return found
 
 
@@ -106,7 +108,7 @@ class _Forward(nn.Module):  # type: ignore[misc]
     def __init__(self, cls: Any, args: tuple[Any, ...]) -> None:
         super().__init__()
         self.cls = cls
-        self.needed = tuple(isinstance(arg, Value) and arg.grad for arg in args)
+        self.needed = tuple(isinstance(arg, TensorValue) and arg.grad for arg in args)
 
     def run(self, args: tuple[Any, ...]) -> tuple[_Context, Any]:
         """The result, and the context."""
@@ -123,7 +125,7 @@ class _Forward(nn.Module):  # type: ignore[misc]
             return self.run(args)[1]
 
 
-class _Places:
+class _GradientPositions:
     """Which arguments the last backward gave derivatives by; not kept by the module, which a trace must not change."""
 
     last: ClassVar[list[int]] = []
@@ -140,18 +142,18 @@ class _Backward(_Forward):
             found = self.cls.backward(context, *args[count:])
         listed = found if isinstance(found, tuple) else (found,)
         places = [at for at, one in enumerate(listed) if isinstance(one, torch.Tensor) and self.needed[at]]
-        _Places.last = places
+        _GradientPositions.last = places
         return tuple(listed[at] for at in places)
 
 
 def _check_backward(  # noqa: PLR0917
-    cls: Any, node: Node, interpreter: Interpreter, statement: Statement, args: Any, kinds: list[Kind]
+    cls: Any, node: Node, interpreter: KindInterpreter, statement: AnalysisStep, args: Any, kinds: list[Kind]
 ) -> None:
     """Refuse a function whose derivatives are not by samples."""
     extra = []
     for at, ((_, result), kind) in enumerate(zip(statement.results, kinds, strict=True)):
         ref = Ref(-1 - at)
-        interpreter.values[ref] = Value(ref, kind, result.shape, result.dtype, sized=result.batch)
+        interpreter.values[ref] = TensorValue(ref, kind, result.shape, result.dtype, sized=result.batch)
         extra.append(ref)
     form: Any = node.args
     longer = replace(node, args=SequenceForm(tuple, (*form.items, *extra), form.label), kwargs=EMPTY_KWARGS)
@@ -160,7 +162,7 @@ def _check_backward(  # noqa: PLR0917
     finally:
         for ref in extra:
             del interpreter.values[ref]
-    for at, kind in zip(_Places.last, found, strict=True):
+    for at, kind in zip(_GradientPositions.last, found, strict=True):
         wanted = Partial() if args[at].is_constant else args[at].kind
         if kind != wanted:
-            raise Refused("its backward mixes samples")
+            raise AnalysisRefused("its backward mixes samples")

@@ -6,8 +6,8 @@ from collections.abc import Hashable, Mapping
 from math import prod
 from typing import Any
 
-from gemini.batch_analysis.batch_kinds import Arranged, Positions, Replicate, Shard
-from gemini.batch_analysis.op_call import SAMPLES, Count, Fixed, Odd, Value
+from gemini.batch_analysis.batch_kinds import Replicate, SampleIndices, Shard, SortedRows
+from gemini.batch_analysis.op_call import SAMPLES, DataNumber, SampleCount, TensorValue, UnknownNumber
 from gemini.ir.pytree import refs
 from gemini.ir.symint import ARITHMETIC, Expr
 
@@ -16,75 +16,75 @@ _LINEAR = ("add", "sub")
 _COMPARE = ("eq", "ne", "lt", "le", "gt", "ge", "bool")
 
 
-def number_kind(expr: Any, values: Mapping[Hashable, Value]) -> Any:
-    """A plain number that is fixed, a `Count`, `Fixed` for one read from data, or `Odd`."""
+def number_kind(expr: Any, values: Mapping[Hashable, TensorValue]) -> Any:
+    """A plain number that is fixed, a `SampleCount`, `DataNumber` for one read from data, or `UnknownNumber`."""
     if not isinstance(expr, Expr):
         return expr
     if expr.op in ARITHMETIC:
         return _arithmetic(expr.op, [number_kind(part, values) for part in expr.operands])
     if expr.op == "call":
         given = [values[ref] for part in expr.operands[1:] for ref in refs(part)]
-        return Fixed() if all(value.is_constant for value in given) else Odd()
-    return _read(expr, values[expr.operands[0]])
+        return DataNumber() if all(value.is_constant for value in given) else UnknownNumber()
+    return _read_kind(expr, values[expr.operands[0]])
 
 
-def _read(expr: Expr, value: Value) -> Any:
+def _read_kind(expr: Expr, value: TensorValue) -> Any:
     dim = _batch_dim(value)
     if expr.op == "size":
         at = expr.operands[1] % max(value.rank, 1)
         size = value.shape[at]
         if dim == UNKNOWN and at:
             return size
-        return Odd() if isinstance(dim, str) else Count(size) if at == dim else size
+        return UnknownNumber() if isinstance(dim, str) else SampleCount(size) if at == dim else size
     if expr.op == "numel":
         count = 1
         for size in value.shape:
             count *= size
-        return Odd() if isinstance(dim, str) else count if dim is None else Count(count)
-    return Fixed() if isinstance(value.kind, Replicate) else Odd()
+        return UnknownNumber() if isinstance(dim, str) else count if dim is None else SampleCount(count)
+    return DataNumber() if isinstance(value.kind, Replicate) else UnknownNumber()
 
 
-def _batch_dim(value: Value) -> Any:
-    if isinstance(value.kind, (Shard, Positions)):
+def _batch_dim(value: TensorValue) -> Any:
+    if isinstance(value.kind, (Shard, SampleIndices)):
         return value.kind.dim
-    if isinstance(value.kind, Arranged) and not value.kind.entries:
+    if isinstance(value.kind, SortedRows) and not value.kind.entries:
         return UNKNOWN
-    if isinstance(value.kind, Arranged):
+    if isinstance(value.kind, SortedRows):
         return 0 if value.kind.role not in ("tally", "offsets") else None
     return None if not hasattr(value.kind, "reason") else value.sized
 
 
 def _arithmetic(op: str, parts: list[Any]) -> Any:
-    if any(isinstance(part, Odd) for part in parts):
-        return Odd()
-    counts = [isinstance(part, Count) for part in parts]
+    if any(isinstance(part, UnknownNumber) for part in parts):
+        return UnknownNumber()
+    counts = [isinstance(part, SampleCount) for part in parts]
     if not any(counts):
-        return Fixed() if any(isinstance(part, Fixed) for part in parts) else ARITHMETIC[op](*parts)
-    if any(isinstance(part, Fixed) for part in parts):
-        return Odd()
-    plain = ARITHMETIC[op](*(int(part) if isinstance(part, Count) else part for part in parts))
+        return DataNumber() if any(isinstance(part, DataNumber) for part in parts) else ARITHMETIC[op](*parts)
+    if any(isinstance(part, DataNumber) for part in parts):
+        return UnknownNumber()
+    plain = ARITHMETIC[op](*(int(part) if isinstance(part, SampleCount) else part for part in parts))
     rest = [part for part, count in zip(parts, counts, strict=True) if not count]
     if op in _COMPARE and all(part == 0 for part in rest):
         return plain  # the number of samples, which is not 0, cancels out
     if op == "neg" or (op in _LINEAR and all(counts)):
-        return Count(plain)
+        return SampleCount(plain)
     if op in _LINEAR and 0 in rest:
-        return Count(plain) if op == "add" or counts[0] else Odd()
+        return SampleCount(plain) if op == "add" or counts[0] else UnknownNumber()
     if op == "mul" and counts.count(True) == 1 and isinstance(plain, int):
-        return Count(plain)
+        return SampleCount(plain)
     if op in ("floordiv", "truediv"):
         return _quotient(op, parts, counts, plain)
-    return Odd()
+    return UnknownNumber()
 
 
 def _quotient(op: str, parts: list[Any], counts: list[bool], plain: Any) -> Any:
     if all(counts):
         return plain  # the number of samples cancels out
     exact = counts[0] and isinstance(parts[1], int) and parts[0] % parts[1] == 0
-    return Count(plain) if exact and op == "floordiv" else Odd()
+    return SampleCount(plain) if exact and op == "floordiv" else UnknownNumber()
 
 
-def number_at(expr: Any, values: Mapping[Hashable, Value], samples: int) -> Any:
+def number_at(expr: Any, values: Mapping[Hashable, TensorValue], samples: int) -> Any:
     """The number on so many samples; None for one that is read from data, or that sizes do not tell."""
     if not isinstance(expr, Expr):
         return expr

@@ -17,14 +17,14 @@ from math import lcm, prod
 from typing import Any
 
 from gemini.batch_analysis.batch_kinds import Kind, Partial, Replicate, Shard
-from gemini.batch_analysis.op_call import Value, axis
+from gemini.batch_analysis.op_call import TensorValue, axis
 from gemini.batch_analysis.rules.pointwise import NAMES
 
 Part = tuple[int, int, int]  # dimension, first place, place behind the last
 
 
 @dataclass(frozen=True)
-class Even:
+class Invariant:
     """Contents that are the same for all samples, all of them or in part."""
 
     period: int = 1
@@ -34,13 +34,13 @@ class Even:
 
 
 @dataclass(frozen=True)
-class Order:
+class Permutation:
     """Numbers of places along a dimension, each once: the result of argsort."""
 
     dim: int
 
 
-Found = Even | Order | None
+Found = Invariant | Permutation | None
 _PLAIN = ("zeros", "ones", "full", "new_zeros", "new_ones", "new_full", "zeros_like", "ones_like", "full_like")
 _SAME = ("to", "long", "int", "float", "double", "bool", "contiguous", "clone", "detach", "type_as")
 _DRAWS = ("bernoulli", "normal", "uniform", "exponential", "log_normal", "cauchy", "geometric", "rand_like",
@@ -48,28 +48,28 @@ _DRAWS = ("bernoulli", "normal", "uniform", "exponential", "log_normal", "cauchy
 _POINTWISE = frozenset({*NAMES.split(), "add", "sub", "rsub", "mul", "div", "neg", "where", "Dropout"}) - {*_DRAWS}
 
 
-def evenness(name: str, args: Sequence[Any], kwargs: dict[str, Any], made: Value) -> Found:
+def find_invariance(name: str, args: Sequence[Any], kwargs: dict[str, Any], made: TensorValue) -> Found:
     """What is the same for all samples in the result of an op that does not draw."""
     if name in _PLAIN:
-        return Even(spread=frozenset(range(made.rank)))
+        return Invariant(spread=frozenset(range(made.rank)))
     if name in _SAME:
-        return args[0].even if isinstance(args[0], Value) else None
+        return args[0].invariance if isinstance(args[0], TensorValue) else None
     if name in _POINTWISE:
         return _pointwise([*args, *kwargs.values()], made)
     handler = _HANDLERS.get(name)
     return None if handler is None or not args else handler(args, kwargs, made)
 
 
-def whole(value: Any) -> Even | None:
+def fully_invariant(value: Any) -> Invariant | None:
     """The evenness of a value all of which is even."""
-    found = value.even if isinstance(value, Value) else None
-    return found if isinstance(found, Even) and found.part is None and not found.shuffled else None
+    found = value.invariance if isinstance(value, TensorValue) else None
+    return found if isinstance(found, Invariant) and found.part is None and not found.shuffled else None
 
 
-def _pointwise(given: Sequence[Any], made: Value) -> Found:
-    values = [one for one in given if isinstance(one, Value) and not one.is_constant]
-    evens = [one.even for one in values]
-    if not values or any(not isinstance(one, Even) or one.shuffled for one in evens):
+def _pointwise(given: Sequence[Any], made: TensorValue) -> Found:
+    values = [one for one in given if isinstance(one, TensorValue) and not one.is_constant]
+    evens = [one.invariance for one in values]
+    if not values or any(not isinstance(one, Invariant) or one.shuffled for one in evens):
         return None
     if any(one.rank != made.rank for one in values) or any(one.rank > made.rank for one in values):
         return None
@@ -77,63 +77,63 @@ def _pointwise(given: Sequence[Any], made: Value) -> Found:
     if len(parts) > 1:
         return None
     period = lcm(*(one.period for one in evens))
-    return Even(period, next(iter(parts), None))
+    return Invariant(period, next(iter(parts), None))
 
 
-def _expanded(args: Sequence[Any], kwargs: dict[str, Any], made: Value) -> Found:  # noqa: ARG001
+def _expand(args: Sequence[Any], kwargs: dict[str, Any], made: TensorValue) -> Found:  # noqa: ARG001
     value = args[0]
     if value.is_constant:
-        return Even()
-    found = whole(value)
+        return Invariant()
+    found = fully_invariant(value)
     return None if found is None else replace(found, spread=_wider(value, made, found))
 
 
-def _repeated(args: Sequence[Any], kwargs: dict[str, Any], made: Value) -> Found:  # noqa: ARG001
+def _repeat(args: Sequence[Any], kwargs: dict[str, Any], made: TensorValue) -> Found:  # noqa: ARG001
     value = args[0]
     if not isinstance(made.kind, Shard):
         return None
     if value.is_constant:
         own = made.kind.dim - (made.rank - value.rank)
-        return Even(value.shape[own] if own >= 0 else 1)
-    found = whole(value)
+        return Invariant(value.shape[own] if own >= 0 else 1)
+    found = fully_invariant(value)
     if found is None or value.kind.entries % found.period:
         return None
     return replace(found, spread=_wider(value, made, found))
 
 
-def _wider(value: Value, made: Value, found: Even) -> frozenset[int]:
+def _wider(value: TensorValue, made: TensorValue, found: Invariant) -> frozenset[int]:
     """The dimensions along which entries are the same after some were repeated."""
     more = made.rank - value.rank
     ones = {dim + more for dim in range(value.rank) if value.shape[dim] == 1}
     return frozenset({*range(more), *ones, *(dim + more for dim in found.spread)})
 
 
-def _joined(args: Sequence[Any], kwargs: dict[str, Any], made: Value) -> Found:
-    parts = [one for one in args[0] if isinstance(one, Value)]
+def _concatenate(args: Sequence[Any], kwargs: dict[str, Any], made: TensorValue) -> Found:
+    parts = [one for one in args[0] if isinstance(one, TensorValue)]
     dim = axis(kwargs.get("dim", args[1] if len(args) > 1 else 0), made.rank)
     if not isinstance(made.kind, Shard) or dim == made.kind.dim or any(part.is_constant for part in parts):
         return None
-    evens = [whole(part) for part in parts]
+    evens = [fully_invariant(part) for part in parts]
     if all(evens):
-        return Even(lcm(*(one.period for one in evens if one)))
+        return Invariant(lcm(*(one.period for one in evens if one)))
     start = 0
     for part, even in zip(parts, evens, strict=True):
         if even is not None:
-            return Even(even.period, (dim, start, start + part.shape[dim]))
+            return Invariant(even.period, (dim, start, start + part.shape[dim]))
         start += part.shape[dim]
     return None
 
 
-def _indexed(args: Sequence[Any], kwargs: dict[str, Any], made: Value) -> Found:  # noqa: ARG001
+def _index(args: Sequence[Any], kwargs: dict[str, Any], made: TensorValue) -> Found:  # noqa: ARG001
     value, index = args[0], args[1]
     items = list(index) if isinstance(index, tuple) else [index]
-    found = value.even
-    if not isinstance(found, Even) or found.shuffled or not takes_even(found, items, value.rank):
+    found = value.invariance
+    if not isinstance(found, Invariant) or found.shuffled or not indexes_invariant_part(found, items, value.rank):
         return None
-    return Even(found.period)
+    return Invariant(found.period)
 
 
-def takes_even(found: Even, items: list[Any], rank: int) -> bool:
+def indexes_invariant_part(found: Invariant, items: list[Any], rank: int) -> bool:
     """Whether basic indices take nothing but what is even."""
     if any(isinstance(item, bool) or not (item is None or isinstance(item, (int, slice))) for item in items):
         return False
@@ -149,24 +149,24 @@ def takes_even(found: Even, items: list[Any], rank: int) -> bool:
     return type(item) is int and start <= item < stop and rank > dim
 
 
-def _written(args: Sequence[Any], kwargs: dict[str, Any], made: Value) -> Found:  # noqa: ARG001
+def _write(args: Sequence[Any], kwargs: dict[str, Any], made: TensorValue) -> Found:  # noqa: ARG001
     value, index, new = args
-    found = whole(value)
+    found = fully_invariant(value)
     items = list(index) if isinstance(index, tuple) else [index]
-    plain = isinstance(new, (int, float)) or (isinstance(new, Value) and new.is_constant)
-    if found is None or not plain or any(isinstance(item, (Value, list)) for item in items):
+    plain = isinstance(new, (int, float)) or (isinstance(new, TensorValue) and new.is_constant)
+    if found is None or not plain or any(isinstance(item, (TensorValue, list)) for item in items):
         return None
-    return Even(found.period)
+    return Invariant(found.period)
 
 
-def _moved(args: Sequence[Any], kwargs: dict[str, Any], made: Value) -> Found:  # noqa: ARG001
-    found = whole(args[0])
-    return None if found is None else Even(found.period)
+def _permute(args: Sequence[Any], kwargs: dict[str, Any], made: TensorValue) -> Found:  # noqa: ARG001
+    found = fully_invariant(args[0])
+    return None if found is None else Invariant(found.period)
 
 
-def _viewed(args: Sequence[Any], kwargs: dict[str, Any], made: Value) -> Found:  # noqa: ARG001
+def _view(args: Sequence[Any], kwargs: dict[str, Any], made: TensorValue) -> Found:  # noqa: ARG001
     value = args[0]
-    found = whole(value)
+    found = fully_invariant(value)
     if found is None or not isinstance(made.kind, Shard) or not isinstance(value.kind, Shard):
         return None
     before = range(value.kind.dim)
@@ -175,66 +175,66 @@ def _viewed(args: Sequence[Any], kwargs: dict[str, Any], made: Value) -> Found: 
     every = found.period * prod(value.shape[value.kind.dim + 1 :])  # contents repeat after so many entries
     behind = prod(made.shape[made.kind.dim + 1 :])
     if every % behind == 0:
-        return Even(every // behind)
-    return Even() if behind % every == 0 else None
+        return Invariant(every // behind)
+    return Invariant() if behind % every == 0 else None
 
 
-def _gathered(args: Sequence[Any], kwargs: dict[str, Any], made: Value) -> Found:
+def _gather(args: Sequence[Any], kwargs: dict[str, Any], made: TensorValue) -> Found:
     dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
     index = kwargs.get("index", args[2] if len(args) > 2 else None)
-    found = whole(args[0])
-    order = index.even if isinstance(index, Value) else None
-    if found is None or not isinstance(order, Order) or not isinstance(dim, int) or index.shape != args[0].shape:  # type: ignore[union-attr]
+    found = fully_invariant(args[0])
+    order = index.invariance if isinstance(index, TensorValue) else None
+    if found is None or not isinstance(order, Permutation) or not isinstance(dim, int) or index.shape != args[0].shape:  # type: ignore[union-attr]
         return None
-    return Even(found.period, shuffled=True) if axis(dim, made.rank) == order.dim else None
+    return Invariant(found.period, shuffled=True) if axis(dim, made.rank) == order.dim else None
 
 
-def _ordered(args: Sequence[Any], kwargs: dict[str, Any], made: Value) -> Found:
+def _argsort(args: Sequence[Any], kwargs: dict[str, Any], made: TensorValue) -> Found:
     dim = kwargs.get("dim", args[1] if len(args) > 1 else -1)
     if not isinstance(made.kind, Shard) or type(dim) is not int or axis(dim, made.rank) == made.kind.dim:
         return None
-    return Order(axis(dim, made.rank))
+    return Permutation(axis(dim, made.rank))
 
 
-def _summed(args: Sequence[Any], kwargs: dict[str, Any], made: Value) -> Found:  # noqa: ARG001
+def _sum(args: Sequence[Any], kwargs: dict[str, Any], made: TensorValue) -> Found:  # noqa: ARG001
     """A sum over the batch that is as much for every sample."""
-    found, kind = args[0].even, args[0].kind
-    if not isinstance(made.kind, Partial) or not isinstance(found, Even) or found.part is not None or made.rank:
+    found, kind = args[0].invariance, args[0].kind
+    if not isinstance(made.kind, Partial) or not isinstance(found, Invariant) or found.part is not None or made.rank:
         return None
     if not isinstance(kind, Shard) or kind.factor % found.period:
         return None
-    return Even(shuffled=True)
+    return Invariant(shuffled=True)
 
 
-_HANDLERS: dict[str, Callable[[Sequence[Any], dict[str, Any], Value], Found]] = {
-    **dict.fromkeys(("expand", "expand_as", "broadcast_to"), _expanded),
-    **dict.fromkeys(("repeat", "tile"), _repeated),
-    "cat": _joined,
-    "getitem": _indexed,
-    "setitem": _written,
-    **dict.fromkeys(("unsqueeze", "squeeze", "transpose", "permute"), _moved),
-    **dict.fromkeys(("view", "reshape", "flatten", "_unsafe_view"), _viewed),
-    "gather": _gathered,
-    "argsort": _ordered,
-    "sum": _summed,
+_HANDLERS: dict[str, Callable[[Sequence[Any], dict[str, Any], TensorValue], Found]] = {
+    **dict.fromkeys(("expand", "expand_as", "broadcast_to"), _expand),
+    **dict.fromkeys(("repeat", "tile"), _repeat),
+    "cat": _concatenate,
+    "getitem": _index,
+    "setitem": _write,
+    **dict.fromkeys(("unsqueeze", "squeeze", "transpose", "permute"), _permute),
+    **dict.fromkeys(("view", "reshape", "flatten", "_unsafe_view"), _view),
+    "gather": _gather,
+    "argsort": _argsort,
+    "sum": _sum,
 }
 
 
 FOLLOWED = _POINTWISE | {*_PLAIN, *_SAME, *_HANDLERS}
 
 
-def agreed(values: Sequence[Value]) -> list[Value]:
+def align_invariant(values: Sequence[TensorValue]) -> list[TensorValue]:
     """The same tensors; one that is even is taken for samples as the others hold them."""
     varying = [value for value in values if isinstance(value.kind, Shard)]
-    firm: set[Kind] = {value.kind for value in varying if whole(value) is None}
+    firm: set[Kind] = {value.kind for value in varying if fully_invariant(value) is None}
     if len({value.kind for value in varying}) < 2 or len(firm) > 1:
         return list(values)
     target: Any = next(iter(firm), varying[0].kind)
     return [replace(value, kind=target) if _fits(value, target) else value for value in values]
 
 
-def _fits(value: Value, kind: Shard) -> bool:
-    found = whole(value)
+def _fits(value: TensorValue, kind: Shard) -> bool:
+    found = fully_invariant(value)
     if found is None or isinstance(value.kind, Replicate) or not isinstance(value.kind, Shard):
         return False
     return value.kind.dim == kind.dim and value.kind.entries == kind.entries and kind.factor % found.period == 0

@@ -11,7 +11,7 @@ import torch
 from gemini.errors import GeminiError
 
 if TYPE_CHECKING:
-    from gemini.batch_analysis.microbatch_weights import Share
+    from gemini.batch_analysis.microbatch_weights import Weight
 
 
 class SplittingError(GeminiError):
@@ -54,14 +54,14 @@ class Shard:
 
 
 @dataclass(frozen=True)
-class Positions:
+class SampleIndices:
     """The numbers of the samples, 0 to n - 1, along a dimension."""
 
     dim: int
 
 
 @dataclass(frozen=True)
-class Pointers:
+class RowIndices:
     """Numbers of rows of another tensor, which has `rows` a sample: every micro-batch counts its own from 0."""
 
     kind: Shard  # how they lie
@@ -69,7 +69,7 @@ class Pointers:
 
 
 @dataclass(frozen=True)
-class Arranged:
+class SortedRows:
     """Part of a run in which rows of all samples are sorted, worked on, and put back (experts).
 
     `role`: `keys` and `rows` are in sorted order; `order` says where they were; `inverse` where they went; `numbers`
@@ -83,7 +83,7 @@ class Arranged:
 
 
 @dataclass(frozen=True)
-class Apart:
+class PerMicroBatch:
     """Made in a loop over samples: the whole batch has one for every micro-batch, made of its samples alone."""
 
 
@@ -96,7 +96,7 @@ class Partial:
 class WeightedPartial:
     """A mean over micro-batches, weighted by a share."""
 
-    share: Share
+    share: Weight
 
 
 @dataclass(frozen=True)
@@ -106,4 +106,4 @@ class Opaque:
     reason: str
 
 
-Kind = Replicate | Shard | Positions | Pointers | Arranged | Apart | Partial | WeightedPartial | Opaque
+Kind = Replicate | Shard | SampleIndices | RowIndices | SortedRows | PerMicroBatch | Partial | WeightedPartial | Opaque

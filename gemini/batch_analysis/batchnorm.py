@@ -12,13 +12,13 @@ from torch import nn
 _PLAIN = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
-def couples(module: nn.Module) -> bool:
+def uses_batch_statistics(module: nn.Module) -> bool:
     """Whether a module takes statistics over the batch, as it is now."""
     if not isinstance(module, nn.modules.batchnorm._BatchNorm):
         return False
     return module.training or module.running_mean is None
 
 
-def may_be_own(module: nn.Module) -> bool:
+def can_use_micro_batch_statistics(module: nn.Module) -> bool:
     """Whether a module may take those of each micro-batch instead: it is plain batch normalization."""
-    return type(module) in _PLAIN and "forward" not in vars(module) and couples(module)
+    return type(module) in _PLAIN and "forward" not in vars(module) and uses_batch_statistics(module)

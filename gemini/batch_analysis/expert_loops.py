@@ -30,7 +30,7 @@ import torch
 from torch import nn
 
 from gemini.batch_analysis.batch_kinds import Kind
-from gemini.batch_analysis.expert_segments import check_lists, check_is_without
+from gemini.batch_analysis.expert_segments import check_is_without, check_lists
 from gemini.batch_analysis.leaf_trace import LeafTrace, checked_results
 from gemini.batch_analysis.op_call import AnalysisRefused
 from gemini.batch_analysis.propagate import KindInterpreter
@@ -79,7 +79,7 @@ def analyze_expert_loops(
         raise AnalysisRefused("it chooses no rows")
     inner = leaf.graph(traces)
     check_lists(inner, full)
-    inside = leaf.interpreted(inner, frozenset(full.lists))
+    inside = leaf.interpret(inner, frozenset(full.lists))
     found = checked_results(inner, inside)
     for listed, filled in ((_even, _all), (_odd, _all), (_none, _all), (_all, _even), (_all, _odd), (_all, _none)):
         if (listed is _all and full.asked) or (filled is _all and full.lists):
@@ -156,7 +156,7 @@ class _ExpertTracer(Tracer):
             and len(args) == 1
             and ((short == "where" and not kwargs) or (short == "nonzero" and tupled))
         ):
-            return self._chosen(name, tensor, args, kwargs)
+            return self._choose_rows(name, tensor, args, kwargs)
         if tensor is not None and short == "unbind" and not tensor.numel() and self.origin(tensor).node in self.lists:
             return ()
         self.parting = short in concretize.PARTS  # how many parts there are: rows are not taken apart, as its rule says
@@ -164,16 +164,16 @@ class _ExpertTracer(Tracer):
             output = super()._record(func, name, args, kwargs)
         finally:
             self.parting = False
-        return self._noted(short, tensor, output)
+        return self._note_elements(short, tensor, output)
 
-    def _chosen(self, name: str, tensor: torch.Tensor, args: Any, kwargs: Any) -> Any:
+    def _choose_rows(self, name: str, tensor: torch.Tensor, args: Any, kwargs: Any) -> Any:
         count = _LENGTH if self.filled(len(self.picks)) else 0
         made = tuple(torch.arange(count, device=tensor.device) % max(size, 1) for size in tensor.shape)
         output = super()._record(lambda *_, **__: made, name, args, kwargs)
         self.picks[len(self.nodes) - 1] = count
         return output
 
-    def _noted(self, short: str, tensor: torch.Tensor | None, output: Any) -> Any:
+    def _note_elements(self, short: str, tensor: torch.Tensor | None, output: Any) -> Any:
         """Elements of lists, and what follows from one alone."""
         node = self.nodes[-1] if self.nodes else None
         if node is None or tensor is None or node.kind != "op" or node.mutates:

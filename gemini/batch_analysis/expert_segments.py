@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gemini.batch_analysis.op_call import Refused
+from gemini.batch_analysis.op_call import AnalysisRefused
 from gemini.batch_analysis.rules.registry import short_name
 from gemini.ir.def_use import rewrite_refs
 from gemini.ir.graph import Graph
@@ -22,7 +22,7 @@ def _items(node: Node) -> tuple[Any, ...]:
     return node.args.items if isinstance(node.args, SequenceForm) else ()
 
 
-def _given(node: Node, at: int, name: str) -> Any:
+def _argument_form(node: Node, at: int, name: str) -> Any:
     """The form of an argument, or None."""
     named = dict(getattr(node.kwargs, "items", ()))
     found = named.get(name) or named.get(Literal(name))
@@ -33,43 +33,45 @@ def _given(node: Node, at: int, name: str) -> Any:
 # ── what lists and turns must be ───────────────────────────────────────────────────────────────────────────────
 def check_lists(inner: Graph, traced: Any) -> None:
     """Refuse lists that may leave out an expert with rows, and turns that do more than add rows."""
-    masks = {node: _listing_mask(inner, inner.nodes[node]) for node in traced.lists}
+    masks = {node: _find_listing_mask(inner, inner.nodes[node]) for node in traced.lists}
     if any(turn.stop < 0 for turn in traced.turns):
-        raise Refused("inside it, a loop that is left early")
+        raise AnalysisRefused("inside it, a loop that is left early")
     for turn in traced.turns:
         for node in inner.nodes[turn.start : turn.stop]:
             if node.random or node.changes:
-                raise Refused("inside it, a turn of a loop that draws, or keeps something")
-            if node.id in traced.picks and not _is_of(inner, node, masks[turn.node], turn.element, traced):
-                raise Refused("inside it, a turn of a loop that chooses by another mask than that of its element")
+                raise AnalysisRefused("inside it, a turn of a loop that draws, or keeps something")
+            if node.id in traced.picks and not _is_chosen_by(inner, node, masks[turn.node], turn.element, traced):
+                raise AnalysisRefused(
+                    "inside it, a turn of a loop that chooses by another mask than that of its element"
+                )
             if node.mutates and not _adds_rows(node, traced, turn.start):
-                raise Refused("inside it, a turn of a loop that writes something else than rows")
+                raise AnalysisRefused("inside it, a turn of a loop that writes something else than rows")
             if node.id in traced.lists:
-                raise Refused("inside it, a loop in a loop")
+                raise AnalysisRefused("inside it, a loop in a loop")
     taken = {turn.node for turn in traced.turns}
     readers = [node for node in inner.nodes for ref in node.inputs() if ref.node in traced.lists]
     if taken != traced.lists.keys() or any(node.id not in traced.parts for node in readers):
-        raise Refused("inside it, a list of what a mask selects that is not gone through")
+        raise AnalysisRefused("inside it, a list of what a mask selects that is not gone through")
     if any(ref.node in traced.elements or ref.node in traced.lists for ref in refs(inner.result)):
-        raise Refused("inside it, a list of what a mask selects is returned")
+        raise AnalysisRefused("inside it, a list of what a mask selects is returned")
 
 
-def _listing_mask(inner: Graph, node: Node) -> Ref:
+def _find_listing_mask(inner: Graph, node: Node) -> Ref:
     """The mask m of `(m.sum(all dimensions but the first) > 0).nonzero()`, without negative entries."""
     above = inner.nodes[_items(node)[0].node]
     total = _items(above)[0] if short_name(above.target) == "gt" and _items(above)[1:] == (Literal(0),) else None
     made = inner.nodes[total.node] if isinstance(total, Ref) else above
     if (short_name(made.target), total is None) not in (("sum", False), ("any", True)):
-        raise Refused("inside it, a list that is not that of what has entries in a mask")
+        raise AnalysisRefused("inside it, a list that is not that of what has entries in a mask")
     mask = _items(made)[0]
     rank = len(inner.meta(mask).shape)
-    given = _given(made, 1, "dim")
+    given = _argument_form(made, 1, "dim")
     dims = [given] if isinstance(given, Literal) else list(getattr(given, "items", ()))
     numbers = sorted(dim.value % rank for dim in dims if isinstance(dim, Literal) and isinstance(dim.value, int))
     if numbers != list(range(1, rank)) or len(inner.meta(Ref(made.id)).shape) != 1:
-        raise Refused("inside it, a list of what has entries in a mask, over other dimensions")
+        raise AnalysisRefused("inside it, a list of what has entries in a mask, over other dimensions")
     if not _is_positive(inner, mask):
-        raise Refused("inside it, a list by a sum of numbers that may cancel out")
+        raise AnalysisRefused("inside it, a list by a sum of numbers that may cancel out")
     return mask  # type: ignore[no-any-return]
 
 
@@ -81,7 +83,7 @@ def _is_positive(inner: Graph, ref: Any) -> bool:
     return node.kind == "op" and short_name(node.target) in _KEPT and _is_positive(inner, _items(node)[0])
 
 
-def _is_of(inner: Graph, node: Node, mask: Ref, element: int, traced: Any) -> bool:
+def _is_chosen_by(inner: Graph, node: Node, mask: Ref, element: int, traced: Any) -> bool:
     """Whether rows are chosen by `mask[element]`."""
     made = inner.nodes[_items(node)[0].node]
     while short_name(made.target) == "squeeze":
@@ -93,22 +95,22 @@ def _is_of(inner: Graph, node: Node, mask: Ref, element: int, traced: Any) -> bo
         (index,) = index.items
     if isinstance(index, Literal):
         return bool(index.value == element)
-    return isinstance(index, Ref) and _number(inner, index, traced) == element
+    return isinstance(index, Ref) and _element_number(inner, index, traced) == element
 
 
-def _number(inner: Graph, ref: Ref, traced: Any) -> int | None:
+def _element_number(inner: Graph, ref: Ref, traced: Any) -> int | None:
     """Which element of a list this is, or is its only entry."""
     node = inner.nodes[ref.node]
     if node.id in traced.parts:
         (_, at) = ref.path[0]
         return traced.lists[traced.parts[node.id]][at]  # type: ignore[no-any-return]
     plain = short_name(node.target) in ("getitem", "squeeze", "to", "long", "int")
-    return _number(inner, _items(node)[0], traced) if plain and ref.node in traced.elements else None
+    return _element_number(inner, _items(node)[0], traced) if plain and ref.node in traced.elements else None
 
 
 def _adds_rows(node: Node, traced: Any, start: int) -> bool:
     """Whether a node adds rows of a choice of its turn to their places; that they are, kinds say."""
-    index = _given(node, 2, "index")
+    index = _argument_form(node, 2, "index")
     if short_name(node.target) != "index_add" or not isinstance(index, Ref):
         return False
     found = _choice(traced, index)
@@ -169,24 +171,24 @@ class _Match:
 
     def skip(self, node: Node, empty: set[int]) -> None:
         """Leave out a node: what it computes, the second must do without. One that adds no rows changes nothing."""
-        none = node.id in self.dropped or _choice(self.full, _given(node, 2, "index")) in empty
+        none = node.id in self.dropped or _choice(self.full, _argument_form(node, 2, "index")) in empty
         if short_name(node.target) == "index_add" and none:
             self.known[Ref(node.id)] = self.ref(_items(node)[0])
         elif node.mutates or node.random or node.changes:
-            raise Refused(f"inside it, {node.name} depends on how many experts have rows")
+            raise AnalysisRefused(f"inside it, {node.name} depends on how many experts have rows")
 
 
 def _pairs(full: Any, less: Any) -> list[tuple[tuple[int, list[int]], int]]:
     if len(full.lists) != len(less.lists):
-        raise Refused("inside it, lists that depend on how many rows there are")
+        raise AnalysisRefused("inside it, lists that depend on how many rows there are")
     return list(zip(full.lists.items(), less.lists, strict=True))
 
 
-def is_without(full: Any, less: Any) -> None:
+def check_is_without(full: Any, less: Any) -> None:
     """Refuse unless a trace is another without the experts that have no rows in it."""
     match = _Match(full, less)
     others = [node for node in less.nodes if not node.is_source]
-    empty = _empty(full, less)
+    empty = _empty_choices(full, less)
     at = 0
     for node in full.nodes:
         if node.is_source:
@@ -197,10 +199,10 @@ def is_without(full: Any, less: Any) -> None:
             continue
         match.skip(node, empty)
     if at < len(others) or repr(rewrite_refs(full.result, match.ref)) != repr(less.result):
-        raise Refused("inside it, what is done depends on how many experts have rows")
+        raise AnalysisRefused("inside it, what is done depends on how many experts have rows")
 
 
-def _empty(full: Any, less: Any) -> set[int]:
+def _empty_choices(full: Any, less: Any) -> set[int]:
     """The choices of the first trace that are empty in the second."""
     if len(full.picks) != len(less.picks):  # those of experts that are left out
         return set()

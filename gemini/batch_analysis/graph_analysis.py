@@ -7,16 +7,24 @@ from typing import Any
 
 import torch
 
-from gemini.batch_analysis.analysis_steps import Inherited, Statement
+from gemini.batch_analysis.analysis_steps import AnalysisStep, InheritedRefusal
 from gemini.batch_analysis.batch_counts import number_at, number_kind
-from gemini.batch_analysis.batch_kinds import Apart, Arranged, Kind, Opaque, Replicate, Shard
-from gemini.batch_analysis.batchnorm import may_be_own
-from gemini.batch_analysis.op_call import SAMPLES, Count, Odd, Refused, Result, Value, leaves
-from gemini.batch_analysis.precompute import foreseeable
-from gemini.batch_analysis.propagate import Interpreter
+from gemini.batch_analysis.batch_kinds import Kind, Opaque, PerMicroBatch, Replicate, Shard, SortedRows
+from gemini.batch_analysis.batchnorm import can_use_micro_batch_statistics
+from gemini.batch_analysis.op_call import (
+    SAMPLES,
+    AnalysisRefused,
+    ResultMeta,
+    SampleCount,
+    TensorValue,
+    UnknownNumber,
+    leaves,
+)
+from gemini.batch_analysis.precompute import precomputable_nodes
+from gemini.batch_analysis.propagate import KindInterpreter
 from gemini.batch_analysis.rolled_graphs import settle_branches
 from gemini.batch_analysis.rules.registry import short_name
-from gemini.batch_analysis.side_effects import obstacle
+from gemini.batch_analysis.side_effects import find_obstacle
 from gemini.capture.attribute_writes import ASSIGN
 from gemini.capture.graph_guards import early_guards, finite_check_operand
 from gemini.capture.trace_state import BRANCHES_ON_RESULTS
@@ -28,11 +36,11 @@ from gemini.ir.pytree import Ref, expr_refs
 
 
 @dataclass
-class GraphForms:
+class GraphKinds:
     """What micro-batches make of every value of a graph."""
 
     graph: Graph
-    interpreter: Interpreter
+    interpreter: KindInterpreter
     order: tuple[int, ...] = ()  # nodes of the inputs, in the order of the call's tensors
     own_statistics: tuple[str, ...] = ()  # modules that take those of each micro-batch
     least: int = 1  # samples of a micro-batch: fewer were not looked at
@@ -48,9 +56,9 @@ class GraphForms:
         if self.reason:
             return Opaque(self.reason)
         value = self.interpreter.values.get(ref)
-        if value is not None and isinstance(value.kind, Apart):
+        if value is not None and isinstance(value.kind, PerMicroBatch):
             return Opaque(f"{self.graph.nodes[ref.node].name} is one of a list with an entry for every sample")
-        if value is not None and isinstance(value.kind, Arranged):
+        if value is not None and isinstance(value.kind, SortedRows):
             return Opaque(f"{self.graph.nodes[ref.node].name} has rows that are not back in their order")
         return value.kind if value is not None else Opaque(f"{self.graph.nodes[ref.node].name} was not followed")
 
@@ -71,7 +79,7 @@ def prove_graph(
     least: int = 1,
     *,
     micro_batch_statistics: bool = False,
-) -> GraphForms:
+) -> GraphKinds:
     """Follow samples through a graph. With a call, its tensors give the order of the inputs.
 
     `least`: the fewest samples of a micro-batch. `micro_batch_statistics`: batch normalization may use the statistics of
@@ -80,11 +88,13 @@ def prove_graph(
     modules = {
         node.target: graph.bound_model().get_submodule(node.target) for node in graph.nodes if node.kind == "module"
     }
-    own = tuple(name for name, module in modules.items() if micro_batch_statistics and may_be_own(module))
-    forms = GraphForms(
+    own = tuple(
+        name for name, module in modules.items() if micro_batch_statistics and can_use_micro_batch_statistics(module)
+    )
+    forms = GraphKinds(
         graph,
-        Interpreter(least=least, micro_batch_statistics=micro_batch_statistics),
-        _order(graph, args, kwargs),
+        KindInterpreter(least=least, micro_batch_statistics=micro_batch_statistics),
+        _input_order(graph, args, kwargs),
         own,
         least,
     )
@@ -93,7 +103,7 @@ def prove_graph(
         return forms
     statements = [statement_of(graph, node, forms.memo) for node in graph.nodes]
     bound = None if args is None and kwargs is None else bind(graph.bound_model(), args or (), kwargs or {})
-    ahead = forms.interpreter.ahead = foreseeable(graph, bound)
+    ahead = forms.interpreter.precomputable = precomputable_nodes(graph, bound)
     for node, statement in zip(graph.nodes, statements, strict=True):
         if not node.is_source:
             makes = all(key.node == node.id for key, _ in statement.results)  # not `x[i] = y`, whose result is x
@@ -107,18 +117,20 @@ def prove_graph(
     return forms
 
 
-def settle_assignments(interpreter: Interpreter, graph: Graph) -> None:
+def settle_assignments(interpreter: KindInterpreter, graph: Graph) -> None:
     """Attributes that the glue sets: the last micro-batch must leave what the whole batch would."""
     for node in graph.nodes:
         if node.target != ASSIGN:
             continue
         for leaf in leaves(decode(node.args, interpreter.read)):
-            varies = isinstance(leaf, (Count, Odd)) or (isinstance(leaf, Value) and not leaf.is_constant)
+            varies = isinstance(leaf, (SampleCount, UnknownNumber)) or (
+                isinstance(leaf, TensorValue) and not leaf.is_constant
+            )
             if varies and not interpreter.blocked:
                 interpreter.blocked = f"{node.name} keeps something of the batch in an attribute"
 
 
-def _order(graph: Graph, args: tuple[Any, ...] | None, kwargs: dict[str, Any] | None) -> tuple[int, ...]:
+def _input_order(graph: Graph, args: tuple[Any, ...] | None, kwargs: dict[str, Any] | None) -> tuple[int, ...]:
     if args is None and kwargs is None:
         return tuple(graph.inputs)
     bound = bind(graph.bound_model(), args or (), kwargs or {})
@@ -135,10 +147,10 @@ def _obstacle(graph: Graph) -> str:
         return f"its Python depends on the number of samples ({held})" if held else "no input counts samples"
     if not any(meta.batch_dim is not None for node in graph.nodes for meta in node.outputs.values()):
         return "no input counts samples"
-    return obstacle(graph)
+    return find_obstacle(graph)
 
 
-def settle_guards(interpreter: Interpreter, graph: Graph) -> None:
+def settle_guards(interpreter: KindInterpreter, graph: Graph) -> None:
     """Branches on contents must come out in every micro-batch as on the whole batch: what they read is put in whole."""
     settled = {id(guard) for guard in early_guards(graph).guards} if graph.rolled else set()  # by conditions
     for guard in graph.guards:
@@ -146,7 +158,7 @@ def settle_guards(interpreter: Interpreter, graph: Graph) -> None:
             continue
         for ref in expr_refs(guard.expr):
             value = interpreter.values.get(ref)
-            if value is not None and isinstance(value.kind, Apart):
+            if value is not None and isinstance(value.kind, PerMicroBatch):
                 continue  # every micro-batch asks for itself, and every stage looks how it comes out
             if value is None or (not value.is_constant and not interpreter.demand(ref, "whole")):
                 why = value.kind.reason if value is not None and isinstance(value.kind, Opaque) else ""
@@ -155,35 +167,35 @@ def settle_guards(interpreter: Interpreter, graph: Graph) -> None:
                 return
 
 
-def _asks_every_sample(interpreter: Interpreter, graph: Graph, guard: Guard) -> bool:
+def _asks_every_sample(interpreter: KindInterpreter, graph: Graph, guard: Guard) -> bool:
     """Whether a branch asks if all numbers are finite: the whole batch answers yes if every micro-batch does."""
     ref = finite_check_operand(graph.nodes, guard.expr, guard.expected)
     value = None if ref is None else interpreter.values.get(ref)
     return value is not None and isinstance(value.kind, (Shard, Replicate))
 
 
-def other_way(interpreter: Interpreter, graph: Graph, samples: int) -> str:
+def find_size_branch(interpreter: KindInterpreter, graph: Graph, samples: int) -> str:
     """Branches on sizes went as they go on a micro-batch: the first that would not go so on the whole batch."""
     for guard in graph.guards if not graph.rolled else ():  # which was compared with a recording of the whole batch
         if guard.data:
             continue
         found = number_at(guard.expr, interpreter.values, samples)
-        unclear = found is None and isinstance(number_kind(guard.expr, interpreter.values), Odd)
+        unclear = found is None and isinstance(number_kind(guard.expr, interpreter.values), UnknownNumber)
         if unclear or (found is not None and found != guard.expected):
             return f"a branch depends on the number of samples ({guard.line})"
     return ""
 
 
-def result_of(meta: TensorMeta) -> Result:
+def result_of(meta: TensorMeta) -> ResultMeta:
     """Size and type of a value, with the number of samples written in."""
     shape, batch = list(meta.shape), meta.batch_dim
     if batch is not None:
         shape[batch] = meta.batch_factor * SAMPLES
     seen: Any = "odd" if meta.batch_factor == 0 else batch
-    return Result(tuple(shape), getattr(torch, meta.dtype), meta.requires_grad, seen)
+    return ResultMeta(tuple(shape), getattr(torch, meta.dtype), meta.requires_grad, seen)
 
 
-def statement_of(graph: Graph, node: Node, memo: dict[Any, Any]) -> Statement:
+def statement_of(graph: Graph, node: Node, memo: dict[Any, Any]) -> AnalysisStep:
     """A node as a statement."""
     results = [(Ref(node.id, source, path), result_of(meta)) for (source, path), meta in node.outputs.items()]
     where = f"{node.name} ({node.line})" if node.line else node.name
@@ -191,43 +203,47 @@ def statement_of(graph: Graph, node: Node, memo: dict[Any, Any]) -> Statement:
         (meta,) = node.outputs.values()
         is_input = node.kind == "input" and meta.batch_dim is not None
         kind: Kind = Shard(meta.batch_dim or 0, meta.batch_factor) if is_input else Replicate()
-        return Statement(
+        return AnalysisStep(
             node.id, node.kind, None, results, SAMPLES, True, where, known=True, flaggable=False, run=lambda *_: kind
         )
     forms = (node.args, node.kwargs)
     alone = len(results) == 1 and results[0][0].path == () and results[0][0].source == "ret"
     pure = node.kind == "op" and not node.mutates
-    made = Statement(node.id, short_name(node.target), forms, results, SAMPLES, True, where, pure, random=node.random)
+    made = AnalysisStep(
+        node.id, short_name(node.target), forms, results, SAMPLES, True, where, pure, random=node.random
+    )
     made.flaggable, made.writes, made.role = alone and not node.mutates, tuple(node.mutates), node.role
-    made.spread = node.kind == "call" and not node.mutates and node.out_spec.startswith(("tuple(", "list("))
+    made.returns_several = node.kind == "call" and not node.mutates and node.out_spec.startswith(("tuple(", "list("))
     made.late = tuple(index for index in node.after if graph.nodes[index].mutates)
     if node.kind == "op" and not results and node.mutates:  # `x[i] = y`: x itself is the result
         ref = node.mutates[0]
         made.results, made.flaggable = [(ref, result_of(graph.meta(ref)))], False
     elif node.kind == "module" or _can_be_opened(node):
-        from gemini.batch_analysis.leaf_modules import open_leaf
+        from gemini.batch_analysis.leaf_modules import analyze_leaf
 
         made.name = node.cls or "module"
-        opened = _keeping if node.changes else open_leaf
+        opened = _analyze_stateful_leaf if node.changes else analyze_leaf
         made.run = lambda interpreter, statement: opened(graph, node, interpreter, statement, memo)
     elif node.kind == "function":
-        from gemini.batch_analysis.autograd_functions import open_function
+        from gemini.batch_analysis.autograd_functions import analyze_autograd_function
 
-        made.run = lambda interpreter, statement: open_function(node, interpreter, statement)
+        made.run = lambda interpreter, statement: analyze_autograd_function(node, interpreter, statement)
     elif node.kind != "op":
-        made.run = lambda interpreter, statement: _unknown(node, interpreter, statement)
+        made.run = lambda interpreter, statement: _analyze_opaque_node(node, interpreter, statement)
     if any(key.source != "ret" for key, _ in made.results):
-        made.run = lambda interpreter, statement: _unknown(node, interpreter, statement)
+        made.run = lambda interpreter, statement: _analyze_opaque_node(node, interpreter, statement)
     return made
 
 
-def _keeping(graph: Graph, node: Node, interpreter: Interpreter, statement: Statement, memo: dict[Any, Any]) -> Any:
+def _analyze_stateful_leaf(
+    graph: Graph, node: Node, interpreter: KindInterpreter, statement: AnalysisStep, memo: dict[Any, Any]
+) -> Any:
     """A leaf that keeps something of every run: where it cannot be followed, nothing may be split."""
-    from gemini.batch_analysis.leaf_modules import open_leaf
+    from gemini.batch_analysis.leaf_modules import analyze_leaf
 
     try:
-        return open_leaf(graph, node, interpreter, statement, memo)
-    except (Refused, Inherited) as refused:
+        return analyze_leaf(graph, node, interpreter, statement, memo)
+    except (AnalysisRefused, InheritedRefusal) as refused:
         interpreter.block(statement, f"{statement.where}: it keeps something of every run; {refused}")
         raise
 
@@ -238,9 +254,9 @@ def _can_be_opened(node: Node) -> bool:
     return node.kind == "block" and chosen and node.target != ""
 
 
-def _unknown(node: Node, interpreter: Interpreter, statement: Statement) -> Kind | list[Kind]:
+def _analyze_opaque_node(node: Node, interpreter: KindInterpreter, statement: AnalysisStep) -> Kind | list[Kind]:
     """Python that is not followed: a constant of constants, if it is a function without effects."""
-    given = [leaf for leaf in leaves(interpreter.arguments(statement)) if isinstance(leaf, Value)]
+    given = [leaf for leaf in leaves(interpreter.arguments(statement)) if isinstance(leaf, TensorValue)]
     block = f"a basic block: its Python is not followed ({node.reason})"
     if node.kind == "module":  # it could be opened, but for what it does beside returning something
         block = "it leaves tensors in its attributes, or in its arguments"
@@ -248,10 +264,10 @@ def _unknown(node: Node, interpreter: Interpreter, statement: Statement) -> Kind
     if node.kind not in MODULES and given and all(value.is_constant for value in given) and not node.random:
         return Replicate()
     if node.kind == "call" and not any(isinstance(value.kind, Opaque) for value in given):
-        from gemini.batch_analysis.autograd_functions import open_scripted
+        from gemini.batch_analysis.autograd_functions import analyze_scripted_function
 
-        found = open_scripted(node, interpreter)
+        found = analyze_scripted_function(node, interpreter)
         if found is not None:
             return found
     opaque = next((value.kind for value in given if isinstance(value.kind, Opaque)), None)
-    raise Refused(what) if opaque is None else Inherited(opaque.reason)  # what comes first is in the way
+    raise AnalysisRefused(what) if opaque is None else InheritedRefusal(opaque.reason)  # what comes first is in the way

@@ -6,12 +6,12 @@ from collections.abc import Hashable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from gemini.batch_analysis.analysis_steps import Statement, form_refs
-from gemini.batch_analysis.batch_kinds import Arranged, Kind, Opaque
-from gemini.batch_analysis.op_call import Value
+from gemini.batch_analysis.analysis_steps import AnalysisStep, form_refs
+from gemini.batch_analysis.batch_kinds import Kind, Opaque, SortedRows
+from gemini.batch_analysis.op_call import TensorValue
 
 if TYPE_CHECKING:
-    from gemini.batch_analysis.propagate import Interpreter
+    from gemini.batch_analysis.propagate import KindInterpreter
 
 _VIEWS = (
     "getitem", "select", "view", "reshape", "unbind", "split", "chunk", "squeeze", "unsqueeze", "narrow", "expand",
@@ -19,39 +19,39 @@ _VIEWS = (
 _OTHER_TYPES = ("view", "real", "imag", "get_real", "get_imag", "view_as_real", "view_as_complex", "")
 
 
-def overwrite(interpreter: Interpreter, statement: Statement, key: Hashable, kind: Kind) -> None:
+def overwrite(interpreter: KindInterpreter, statement: AnalysisStep, key: Hashable, kind: Kind) -> None:
     """`x[i] = y`: x must stay of its kind, for views of it were followed; one just made has none."""
     old, maker = interpreter.values[key].kind, interpreter.statements[interpreter.origin[key]].name
-    if old == kind or (isinstance(kind, Arranged) and maker == "empty_like"):
+    if old == kind or (isinstance(kind, SortedRows) and maker == "empty_like"):
         return
-    interpreter.rewritten = True
+    interpreter.has_overwrites = True
     interpreter.block(
         statement,
         kind.reason if isinstance(kind, Opaque) else f"{statement.where}: a write that reaches other values",
     )
 
 
-def write(interpreter: Interpreter, statement: Statement, key: Hashable) -> None:
+def write(interpreter: KindInterpreter, statement: AnalysisStep, key: Hashable) -> None:
     """A write in place: the value is now of the kind of the result. Other values may look at the same memory."""
     if not statement.results or key == statement.results[0][0] or key not in interpreter.values:
         return
     old, new = interpreter.values[key], interpreter.values[statement.results[0][0]]
     maker = interpreter.statements[interpreter.origin[key]]
     if old.kind != new.kind and not _loses_keys(interpreter, old, new):
-        interpreter.rewritten = True
+        interpreter.has_overwrites = True
         if (
             maker.name in _VIEWS
             or maker.form is None
             or old.rank
-            or _seen(interpreter, statement, key)
+            or _has_other_reader(interpreter, statement, key)
             or isinstance(new.kind, Opaque)
         ):
             reason = new.kind.reason if isinstance(new.kind, Opaque) else f"{statement.where}: a write in place"
             interpreter.block(statement, reason)
-    interpreter.values[key] = replace(old, kind=new.kind, known=False, even=None)
+    interpreter.values[key] = replace(old, kind=new.kind, known=False, invariance=None)
 
 
-def _seen(interpreter: Interpreter, statement: Statement, key: Hashable) -> bool:
+def _has_other_reader(interpreter: KindInterpreter, statement: AnalysisStep, key: Hashable) -> bool:
     """Whether something but a write has read a value before: it may be a view, which shows the write."""
     made, now = interpreter.origin[key], interpreter.origin[statement.results[0][0]]
     between = interpreter.statements[made + 1 : now]
@@ -62,16 +62,16 @@ def _seen(interpreter: Interpreter, statement: Statement, key: Hashable) -> bool
     )
 
 
-def _loses_keys(interpreter: Interpreter, old: Value, new: Value) -> bool:
+def _loses_keys(interpreter: KindInterpreter, old: TensorValue, new: TensorValue) -> bool:
     """Whether a write makes sorted keys mere rows of that sort, of which no other value could be a view."""
     before, after = old.kind, new.kind
-    if not isinstance(before, Arranged) or before.role != "keys" or after != replace(before, role="rows"):
+    if not isinstance(before, SortedRows) or before.role != "keys" or after != replace(before, role="rows"):
         return False
     others = [value for value in interpreter.values.values() if value.kind == before and value.key != old.key]
     return all(value.dtype != old.dtype for value in others)
 
 
-def forget(interpreter: Interpreter, statement: Statement) -> None:
+def forget_aliases(interpreter: KindInterpreter, statement: AnalysisStep) -> None:
     """A tape does not say what looks at the same memory: what may look at what is written is known no more."""
     written = {value.dtype for key in statement.writes if (value := interpreter.values.get(key)) is not None}
     ops = (one for one in interpreter.statements if not one.traced)
@@ -82,7 +82,7 @@ def forget(interpreter: Interpreter, statement: Statement) -> None:
     interpreter.forgets = True
 
 
-def _reinterprets(interpreter: Interpreter, statement: Statement) -> bool:
+def _reinterprets(interpreter: KindInterpreter, statement: AnalysisStep) -> bool:
     """Whether an op may look at memory as if it held another type; other views have the type of what they look at."""
     if statement.name not in _OTHER_TYPES or statement.form is None:
         return False
@@ -94,7 +94,9 @@ def _reinterprets(interpreter: Interpreter, statement: Statement) -> bool:
     return any(result.dtype not in read for _, result in statement.results)
 
 
-def is_as_left(interpreter: Interpreter, value: Value, key: Hashable, writes: tuple[int, ...]) -> bool:
+def is_known_after_writes(
+    interpreter: KindInterpreter, value: TensorValue, key: Hashable, writes: tuple[int, ...]
+) -> bool:
     """Whether a value is after some writes as it is known: the last made it so, or none can reach it."""
     if interpreter.statements[interpreter.origin[key]].index == max(writes):
         return True

@@ -14,10 +14,10 @@ import torch
 from torch import nn
 
 from gemini.batch_analysis.batch_kinds import Kind, Opaque, Replicate, Shard, WeightedPartial
-from gemini.batch_analysis.microbatch_weights import Counted
-from gemini.batch_analysis.op_call import SAMPLES, Count, Odd, Refused, Value, leaves
-from gemini.batch_analysis.propagate import Interpreter
-from gemini.batch_analysis.side_effects import obstacle
+from gemini.batch_analysis.microbatch_weights import TargetWeight
+from gemini.batch_analysis.op_call import SAMPLES, AnalysisRefused, SampleCount, TensorValue, UnknownNumber, leaves
+from gemini.batch_analysis.propagate import KindInterpreter
+from gemini.batch_analysis.side_effects import find_obstacle
 from gemini.capture.leaf_policy import make_leaf_policy
 from gemini.capture.memoized import find_caches
 from gemini.capture.trace_diff import CaptureSubject, Trace, first_mismatch, mark_batch_dims, trace
@@ -33,23 +33,30 @@ from gemini.snapshot.model_state import ModelSnapshot
 _SIZES = (2, 3)
 
 
-def lent(node: Node) -> list[ModelObject]:
+def model_objects(node: Node) -> list[ModelObject]:
     """Objects of the model that a leaf is given: another's embedding, a configuration."""
     return [leaf for form in (node.args, node.kwargs) for leaf in form_leaves(form) if isinstance(leaf, ModelObject)]
 
 
-class Inside:
+class LeafTrace:
     """A leaf with made-up arguments for two numbers of samples. `model` holds the objects that it is given."""
 
-    def __init__(self, node: Node, module: nn.Module, interpreter: Interpreter, model: nn.Module | None = None) -> None:
-        self.order: list[Value] = []  # the tensors that it is given
+    def __init__(
+        self, node: Node, module: nn.Module, interpreter: KindInterpreter, model: nn.Module | None = None
+    ) -> None:
+        self.order: list[TensorValue] = []  # the tensors that it is given
         self.region, self.micro_batch_statistics = node.region, interpreter.micro_batch_statistics
         where = next((tensor.device for tensor in (*module.parameters(), *module.buffers())), torch.device("cpu"))
         given = _arguments
-        objects = {one: _owned(model, one) for one in lent(node)}
+        objects = {one: _find_model_object(model, one) for one in model_objects(node)}
         forms = (node.args, node.kwargs)
-        if objects or any(isinstance(leaf, Count) for form in forms for leaf in leaves(decode(form, interpreter.read))):
-            module, given = _Numbered(module, node, partial(_number, interpreter), objects), _numbered
+        if objects or any(
+            isinstance(leaf, SampleCount) for form in forms for leaf in leaves(decode(form, interpreter.read))
+        ):
+            module, given = (
+                _LeafWithNumbers(module, node, partial(_number, interpreter), objects),
+                _arguments_with_numbers,
+            )
         self.module = module
         self.calls = [ModelCall(*given(node, interpreter, size, self.order, where)) for size in _SIZES]
 
@@ -60,7 +67,7 @@ class Inside:
         try:
             for call in self.calls[:count]:
                 subject = CaptureSubject(self.module, call, saved, find_caches(self.module))
-                with _entered(self.region), saved.watching():
+                with _enter_region(self.region), saved.watching():
                     found.append(trace(subject, call.tensors, make_leaf_policy(self.module, None, ()), make=make))
         finally:
             saved.restore()
@@ -70,7 +77,7 @@ class Inside:
         """The graph of two traces, which must be the same."""
         mismatch = first_mismatch(*traces)
         if mismatch is not None:
-            raise Refused(f"inside {mismatch[0].name}: {mismatch[1]}")
+            raise AnalysisRefused(f"inside {mismatch[0].name}: {mismatch[1]}")
         tracer = traces[0].tracer
         assert tracer.result is not None
         guards = list(tracer.guards.values())
@@ -79,11 +86,11 @@ class Inside:
         mark_batch_dims(tracer.nodes, traces[1].nodes, *_SIZES)
         return inner
 
-    def interpreted(self, inner: Graph, same: frozenset[int] = frozenset()) -> Interpreter:
+    def interpret(self, inner: Graph, same: frozenset[int] = frozenset()) -> KindInterpreter:
         """The kinds of all values; those of some nodes are the same in every micro-batch."""
         from gemini.batch_analysis.graph_analysis import statement_of
 
-        inside = Interpreter(frozen=True, micro_batch_statistics=self.micro_batch_statistics)
+        inside = KindInterpreter(frozen=True, micro_batch_statistics=self.micro_batch_statistics)
         places = _places(self.module, self.calls[0], inner.inputs)
         for one in inner.nodes:
             made = statement_of(inner, one, {})
@@ -98,25 +105,25 @@ class Inside:
         return inside
 
 
-def trace_inside(node: Node, module: nn.Module, interpreter: Interpreter, model: nn.Module | None = None) -> Any:
+def trace_inside(node: Node, module: nn.Module, interpreter: KindInterpreter, model: nn.Module | None = None) -> Any:
     """The kinds of what a leaf returns."""
-    leaf = Inside(node, module, interpreter, model)
+    leaf = LeafTrace(node, module, interpreter, model)
     inner = leaf.graph(leaf.traces())
-    return settled(inner, leaf.interpreted(inner))
+    return checked_results(inner, leaf.interpret(inner))
 
 
-def settled(inner: Graph, inside: Interpreter) -> list[Kind]:
+def checked_results(inner: Graph, inside: KindInterpreter) -> list[Kind]:
     """The kinds of what a leaf returns, if nothing stands against them."""
     found = _results(inner, inside)
     _guards(inner, inside)
-    if effect := obstacle(inner):
-        raise Refused(f"inside it, {effect}")
+    if effect := find_obstacle(inner):
+        raise AnalysisRefused(f"inside it, {effect}")
     if inside.blocked:
-        raise Refused(f"inside it, {inside.blocked}")
+        raise AnalysisRefused(f"inside it, {inside.blocked}")
     return found
 
 
-def _entered(region: Any) -> Any:
+def _enter_region(region: Any) -> Any:
     from contextlib import ExitStack
 
     from gemini.ir.autograd_modes import Region
@@ -127,54 +134,54 @@ def _entered(region: Any) -> Any:
     return stack
 
 
-def _owned(model: nn.Module | None, form: ModelObject) -> Any:
+def _find_model_object(model: nn.Module | None, form: ModelObject) -> Any:
     if model is None:
-        raise Refused("it is given an object of the model")
+        raise AnalysisRefused("it is given an object of the model")
     module = model.get_submodule(form.module)
     return getattr(module, form.attribute) if form.attribute else module
 
 
-class _Numbered(nn.Module):  # type: ignore[misc]
+class _LeafWithNumbers(nn.Module):  # type: ignore[misc]
     """A leaf that is given numbers of samples, or objects of the model.
 
     Numbers are sizes of one more tensor here, the last; modules are held by this one, with their weights.
     """
 
     def __init__(
-        self, module: nn.Module, node: Node, number: Callable[[Number, int], Any], lent: dict[ModelObject, Any]
+        self, module: nn.Module, node: Node, number: Callable[[Number, int], Any], objects: dict[ModelObject, Any]
     ) -> None:
         super().__init__()
         self.inner = module
-        self.others = nn.ModuleList(one for one in lent.values() if isinstance(one, nn.Module))
-        self.__dict__.update(forms=(node.args, node.kwargs), number=number, lent=lent)
+        self.others = nn.ModuleList(one for one in objects.values() if isinstance(one, nn.Module))
+        self.__dict__.update(forms=(node.args, node.kwargs), number=number, objects=objects)
 
     def forward(self, *tensors: Any) -> Any:
         """What the leaf returns."""
         given, samples = iter(tensors), tensors[-1].shape[0]
 
         def read(form: Any) -> Any:
-            if isinstance(form, ModelObject) and form in self.lent:
-                return self.lent[form]
+            if isinstance(form, ModelObject) and form in self.objects:
+                return self.objects[form]
             return next(given) if isinstance(form, Ref) else self.number(form, samples)
 
         args, kwargs = (decode(form, read) for form in self.forms)
         return self.inner.forward(*args, **kwargs)
 
 
-def _number(interpreter: Interpreter, form: Any, samples: int) -> Any:
+def _number(interpreter: KindInterpreter, form: Any, samples: int) -> Any:
     """A number that a leaf is given, for a number of samples."""
     from gemini.batch_analysis.batch_counts import number_kind
 
     found = number_kind(form.expr, interpreter.values) if isinstance(form, Number) else None
-    if isinstance(found, Count):
+    if isinstance(found, SampleCount):
         return samples * (found // SAMPLES)
     if isinstance(found, (int, float)):
         return found
-    raise Refused("it is given a number, or an object of the model, that depends on the batch")
+    raise AnalysisRefused("it is given a number, or an object of the model, that depends on the batch")
 
 
 def _arguments(
-    node: Node, interpreter: Interpreter, size: int, order: list[Value], where: torch.device
+    node: Node, interpreter: KindInterpreter, size: int, order: list[TensorValue], where: torch.device
 ) -> tuple[Any, Any]:
     """Arguments like those of the node, for a number of samples, on a device."""
     order.clear()
@@ -182,22 +189,22 @@ def _arguments(
     def read(form: Any) -> Any:
         if isinstance(form, Ref):
             order.append(interpreter.values[form])
-            return _made(order[-1], size, where)
+            return _make_tensor(order[-1], size, where)
         return None if isinstance(form, ModelObject) else _number(interpreter, form, size)
 
     return decode(node.args, read), decode(node.kwargs, read)
 
 
-def _numbered(
-    node: Node, interpreter: Interpreter, size: int, order: list[Value], where: torch.device
+def _arguments_with_numbers(
+    node: Node, interpreter: KindInterpreter, size: int, order: list[TensorValue], where: torch.device
 ) -> tuple[Any, Any]:
-    """Arguments of `_Numbered`: the tensors, and one that counts samples."""
+    """Arguments of `_LeafWithNumbers`: the tensors, and one that counts samples."""
     _arguments(node, interpreter, size, order, where)
-    order.append(Value("samples", Shard(0), (SAMPLES,), torch.float32, known=True, sized=0))
-    return tuple(_made(value, size, where) for value in order), {}
+    order.append(TensorValue("samples", Shard(0), (SAMPLES,), torch.float32, known=True, sized=0))
+    return tuple(_make_tensor(value, size, where) for value in order), {}
 
 
-def _made(value: Value, size: int, where: torch.device) -> torch.Tensor:
+def _make_tensor(value: TensorValue, size: int, where: torch.device) -> torch.Tensor:
     shape = list(value.shape)
     dim = getattr(value.kind, "dim", None)
     if dim is not None:
@@ -216,30 +223,30 @@ def _places(module: nn.Module, call: ModelCall, inputs: dict[int, Any]) -> dict[
     return {node: numbers[id(follow(bound, path))] for node, path in inputs.items()}
 
 
-def _guards(inner: Graph, inside: Interpreter) -> None:
+def _guards(inner: Graph, inside: KindInterpreter) -> None:
     for guard in inner.guards:
         held = all(inner.nodes[ref.node].kind in ("parameter", "buffer") for ref in expr_refs(guard.expr))
         if guard.data and not held:  # made-up contents went this way, real ones may go another
-            raise Refused(f"inside it, a branch depends on the contents of the batch ({guard.line})")
-        if not guard.data and isinstance(_compared(guard.expr, inside), Odd):
-            raise Refused(f"inside it, a branch depends on the number of samples ({guard.line})")
+            raise AnalysisRefused(f"inside it, a branch depends on the contents of the batch ({guard.line})")
+        if not guard.data and isinstance(_size_comparison(guard.expr, inside), UnknownNumber):
+            raise AnalysisRefused(f"inside it, a branch depends on the number of samples ({guard.line})")
 
 
-def _compared(expr: Any, inside: Interpreter) -> Any:
+def _size_comparison(expr: Any, inside: KindInterpreter) -> Any:
     """A comparison of sizes; one of the number of samples is odd."""
     from gemini.batch_analysis.batch_counts import number_kind
 
     found = number_kind(expr, inside.values)
-    return Odd() if isinstance(found, Count) else found
+    return UnknownNumber() if isinstance(found, SampleCount) else found
 
 
-def _results(inner: Graph, inside: Interpreter) -> list[Kind]:
+def _results(inner: Graph, inside: KindInterpreter) -> list[Kind]:
     kinds = [inside.values[ref].kind for ref in refs(inner.result)]
     for kind in kinds:
         if isinstance(kind, Opaque):
-            raise Refused(f"inside it, {kind.reason}")
-        if isinstance(kind, WeightedPartial) and isinstance(kind.share, Counted):
+            raise AnalysisRefused(f"inside it, {kind.reason}")
+        if isinstance(kind, WeightedPartial) and isinstance(kind.share, TargetWeight):
             known = (kind.share.target, kind.share.weight)
             if any(key is not None and not str(key).isdigit() for key in known):
-                raise Refused("inside it, a mean over targets made there")
+                raise AnalysisRefused("inside it, a mean over targets made there")
     return kinds

@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 
-from gemini.batch_analysis.analysis_steps import Statement
+from gemini.batch_analysis.analysis_steps import AnalysisStep
 from gemini.batch_analysis.batch_kinds import Kind, Opaque, Partial, Replicate, Shard, WeightedPartial
-from gemini.batch_analysis.graph_analysis import GraphForms, other_way, settle_guards
+from gemini.batch_analysis.graph_analysis import GraphKinds, find_size_branch, settle_guards
 from gemini.batch_analysis.loss_tape import Meta, Op, Tape
-from gemini.batch_analysis.op_call import Refused, Result, Value, leaves
-from gemini.batch_analysis.propagate import Interpreter
+from gemini.batch_analysis.op_call import AnalysisRefused, ResultMeta, TensorValue, leaves
+from gemini.batch_analysis.propagate import KindInterpreter
 from gemini.batch_analysis.rules.registry import short_name
 from gemini.batch_analysis.split_result import Splitting
 from gemini.ir.def_use import rewrite_refs
@@ -27,37 +27,37 @@ from gemini.ir.pytree import Ref
 from gemini.ir.pytree import leaves as form_leaves
 
 
-def prove(forms: GraphForms, tape: Tape, root: int, samples: int | None = None) -> Splitting:
+def prove(forms: GraphKinds, tape: Tape, root: int, samples: int | None = None) -> Splitting:
     """Whether a value of a tape, the loss, is a sum over micro-batches, and by which shares.
 
     `samples` is their number in this batch, where no output tells.
     """
     if forms.reason:
         return Splitting(forms.reason)
-    found = outputs_of(forms, tape)
+    found = tape_outputs(forms, tape)
     if found is None:
         return Splitting(f"the model returned {tape.outputs} tensors, its graph {len(forms.graph.outputs())}")
     count = samples or _samples(forms, found, tape)
     interpreter = forms.interpreter.copy()
     interpreter.key = lambda ref: ref if (ref.source, ref.path) != _TAPE else ("tape", ref.node)
     _interpret(interpreter, forms, tape, found, count)
-    reason = _rooted(interpreter, tape, root)
+    reason = _make_root_partial(interpreter, tape, root)
     settle_guards(interpreter, forms.graph)
-    interpreter.blocked = interpreter.blocked or other_way(interpreter, forms.graph, count)
-    return _splitting(interpreter, forms, tape, interpreter.blocked or reason)
+    interpreter.blocked = interpreter.blocked or find_size_branch(interpreter, forms.graph, count)
+    return _build_splitting(interpreter, forms, tape, interpreter.blocked or reason)
 
 
 _TAPE = ("tape", ())
 
 
-def outputs_of(forms: GraphForms, tape: Tape) -> list[Ref] | None:
+def tape_outputs(forms: GraphKinds, tape: Tape) -> list[Ref] | None:
     """The values of the graph that the tape begins with."""
     once = forms.graph.outputs()
     every = [leaf for leaf in form_leaves(forms.graph.result) if isinstance(leaf, Ref)]
     return next((found for found in (once, every) if len(found) == tape.outputs), None)
 
 
-def _samples(forms: GraphForms, outputs: list[Ref], tape: Tape) -> int:
+def _samples(forms: GraphKinds, outputs: list[Ref], tape: Tape) -> int:
     for ref, meta in zip(outputs, tape.metas, strict=False):
         kind = forms.kind(ref)
         if isinstance(kind, Shard) and kind.entries:
@@ -65,17 +65,17 @@ def _samples(forms: GraphForms, outputs: list[Ref], tape: Tape) -> int:
     return 1
 
 
-def _interpret(interpreter: Interpreter, forms: GraphForms, tape: Tape, outputs: list[Ref], samples: int) -> None:
-    statements: list[Statement] = []
+def _interpret(interpreter: KindInterpreter, forms: GraphKinds, tape: Tape, outputs: list[Ref], samples: int) -> None:
+    statements: list[AnalysisStep] = []
     for number, ref in enumerate(outputs):
         interpreter.alias["tape", number] = ref
-        statements.append(_given(tape.metas[number], number, samples, lambda at, _, ref=ref: at.values[ref].kind))
+        statements.append(_source_step(tape.metas[number], number, samples, lambda at, _, ref=ref: at.values[ref].kind))
         statements[-1].known = forms.interpreter.values[ref].known if ref in forms.interpreter.values else False
     for number, tensor in tape.operands.items():
-        statements.append(_given(Meta.of(tensor), number, samples, _operand))
+        statements.append(_source_step(Meta.of(tensor), number, samples, _operand))
         statements[-1].known = True
         statements[-1].name = "numbers" if _numbers(tensor, samples) else "operand"
-    statements += [_statement(at, op, tape, samples) for at, op in enumerate(tape.ops)]
+    statements += [_op_step(at, op, tape, samples) for at, op in enumerate(tape.ops)]
     interpreter.mixes = _mixes(tape.operands.values())
     interpreter.extend(statements)
 
@@ -97,46 +97,50 @@ def _numbers(tensor: torch.Tensor, samples: int) -> bool:
     return bool(torch.equal(tensor, torch.arange(samples, device=tensor.device)))
 
 
-def _given(meta: Meta, number: int, samples: int, run: Any) -> Statement:
-    result = Result(meta.shape, meta.dtype, meta.requires_grad, "?")
+def _source_step(meta: Meta, number: int, samples: int, run: Any) -> AnalysisStep:
+    result = ResultMeta(meta.shape, meta.dtype, meta.requires_grad, "?")
     key = ("tape", number)
-    return Statement(key, "given", None, [(key, result)], samples, False, f"value {number}", flaggable=False, run=run)
+    return AnalysisStep(
+        key, "given", None, [(key, result)], samples, False, f"value {number}", flaggable=False, run=run
+    )
 
 
-def _operand(interpreter: Interpreter, statement: Statement) -> Kind:
+def _operand(interpreter: KindInterpreter, statement: AnalysisStep) -> Kind:
     decided = interpreter.decisions.get(statement.index)
     return decided if isinstance(decided, Shard) else Replicate()
 
 
-def _statement(at: int, op: Op, tape: Tape, samples: int) -> Statement:
+def _op_step(at: int, op: Op, tape: Tape, samples: int) -> AnalysisStep:
     results = []
     for number in op.results:
         meta = tape.metas[number]
-        results.append((("tape", number), Result(meta.shape, meta.dtype, meta.requires_grad, "?")))
+        results.append((("tape", number), ResultMeta(meta.shape, meta.dtype, meta.requires_grad, "?")))
     name = op_name(op.function) if callable(op.function) else ""
-    made = Statement(("op", at), short_name(name), _marked(op.form), results, samples, False, f"the loss: {name}")
+    made = AnalysisStep(
+        ("op", at), short_name(name), _mark_tape_refs(op.form), results, samples, False, f"the loss: {name}"
+    )
     made.pure, made.writes = op.writes is None, () if op.writes is None else (("tape", op.writes),)
     made.flaggable = len(op.results) == 1 and op.writes is None
     if not name:
         called = getattr(op.function, "__qualname__", repr(op.function))
         made.where = f"the loss: {called}"
-        made.run = _unknown
+        made.run = _foreign_function_kind
     return made
 
 
-def _unknown(interpreter: Interpreter, statement: Statement) -> Kind:
-    given = [leaf for leaf in leaves(interpreter.arguments(statement)) if isinstance(leaf, Value)]
+def _foreign_function_kind(interpreter: KindInterpreter, statement: AnalysisStep) -> Kind:
+    given = [leaf for leaf in leaves(interpreter.arguments(statement)) if isinstance(leaf, TensorValue)]
     if all(value.is_constant for value in given):
         return Replicate()
-    raise Refused("a function that is not one of torch")
+    raise AnalysisRefused("a function that is not one of torch")
 
 
-def _marked(form: Any) -> Any:
+def _mark_tape_refs(form: Any) -> Any:
     """References to values of the tape, told apart from those of the graph."""
     return rewrite_refs(form, lambda ref: replace(ref, source="tape") if isinstance(ref, Ref) else ref)
 
 
-def _rooted(interpreter: Interpreter, tape: Tape, root: int) -> str:
+def _make_root_partial(interpreter: KindInterpreter, tape: Tape, root: int) -> str:
     """Make the root a sum over micro-batches; why that cannot be."""
     key = ("tape", root)
     if tape.metas[root].shape != () and tape.metas[root].shape != (1,):
@@ -155,7 +159,7 @@ def _rooted(interpreter: Interpreter, tape: Tape, root: int) -> str:
     return "the loss does not become a sum over micro-batches"
 
 
-def _splitting(interpreter: Interpreter, forms: GraphForms, tape: Tape, reason: str) -> Splitting:
+def _build_splitting(interpreter: KindInterpreter, forms: GraphKinds, tape: Tape, reason: str) -> Splitting:
     operands: dict[int, int | None] = {}
     for number in tape.operands:
         kind = interpreter.values["tape", number].kind

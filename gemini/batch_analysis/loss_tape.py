@@ -47,7 +47,7 @@ class Meta:
         return self.requires_grad and math.prod(self.shape) == 1
 
 
-def exact_kind(literal: Any) -> Any:
+def literal_type_key(literal: Any) -> Any:
     """What tells literals apart that Python holds for equal, and torch does not: 1, 1.0 and True, 0.0 and -0.0."""
     kind = type(literal)
     return (kind, str(literal)) if kind is complex or (kind is float and not literal) else kind
@@ -78,12 +78,12 @@ class Op:
         # Some functions of torch cannot be pickled: they go by the name under which torch offers them.
         name = op_name(self.function)
         function = name if name.startswith("torch.") else self.function
-        return _unpickled, (function, self.form, self.region, self.results, self.writes)
+        return _unpickle_op, (function, self.form, self.region, self.results, self.writes)
 
     @cached_property
     def kind(self) -> Hashable:
         """What tells it from other ops."""
-        kinds = tuple(exact_kind(leaf.value) for leaf in leaves(self.form) if isinstance(leaf, Literal))
+        kinds = tuple(literal_type_key(leaf.value) for leaf in leaves(self.form) if isinstance(leaf, Literal))
         return _Kind((self.function, self.form, kinds, self.region, self.results, self.writes))
 
     @cached_property
@@ -110,7 +110,7 @@ class Tape:
         """Equal for tapes that differ in nothing but contents of operands."""
         return self.outputs, tuple(self.metas), tuple(self.operands), tuple(op.kind for op in self.ops)
 
-    def needed_for(self, *values: int) -> list[int]:
+    def ops_needed_for(self, *values: int) -> list[int]:
         """The ops that values depend on, in order; writes to what they read included.
 
         Values that are wanted together must be asked for together: ops that write to others have to keep their place.
@@ -128,5 +128,5 @@ class Tape:
         return {result: at for at, op in enumerate(self.ops) for result in op.results}
 
 
-def _unpickled(function: Any, *rest: Any) -> Op:
+def _unpickle_op(function: Any, *rest: Any) -> Op:
     return Op(find_op(function) if isinstance(function, str) else function, *rest)

@@ -19,7 +19,7 @@ import torch
 from gemini.batch_analysis.batch_kinds import Partial, Replicate, Shard
 from gemini.batch_analysis.microbatch_weights import weigh
 
-Joined = Shard | Replicate | Partial
+JoinKind = Shard | Replicate | Partial
 
 
 @dataclass(frozen=True)
@@ -31,10 +31,10 @@ class Tail:
     """
 
     stage: int | None
-    joins: Mapping[str, Joined]
+    joins: Mapping[str, JoinKind]
 
 
-def join(kind: Joined, parts: Sequence[Any]) -> Any:
+def join_parts(kind: JoinKind, parts: Sequence[Any]) -> Any:
     """The whole of what micro-batches made: tensors, or numbers."""
     if isinstance(kind, Replicate) or len(parts) == 1:
         return parts[0]
@@ -46,7 +46,7 @@ def join(kind: Joined, parts: Sequence[Any]) -> Any:
     return total
 
 
-def cut(kind: Joined, gradient: torch.Tensor | None, sizes: Sequence[int]) -> list[torch.Tensor | None]:
+def split_gradient(kind: JoinKind, gradient: torch.Tensor | None, sizes: Sequence[int]) -> list[torch.Tensor | None]:
     """The gradients of the parts, from that of the whole.
 
     A constant was made by every micro-batch and read of the first: only that one is to go back from it.
@@ -65,7 +65,7 @@ def cut(kind: Joined, gradient: torch.Tensor | None, sizes: Sequence[int]) -> li
 PARTS = ("parts",)  # as they are
 
 
-def combined(parts: Sequence[torch.Tensor], how: tuple[Any, ...]) -> torch.Tensor:
+def combine_parts(parts: Sequence[torch.Tensor], how: tuple[Any, ...]) -> torch.Tensor:
     """All parts as one: ("join", kind), ("sum",), ("sum", weights) or ("first",)."""
     if how[0] == "join" and len(parts) > 1:
         whole: torch.Tensor = how[1].join(parts)

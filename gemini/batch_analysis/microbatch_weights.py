@@ -13,28 +13,28 @@ from gemini.ir.pytree import MappingForm, SequenceForm
 
 
 @dataclass(frozen=True)
-class Written:
+class WrittenValue:
     """The contents of a value after some writes in place."""
 
     value: Hashable
     writes: tuple[int, ...]  # nodes
 
 
-class Known(Protocol):
+class PrecomputedValues(Protocol):
     """What can be computed before a step, from its inputs and operands."""
 
     def value(self, key: Hashable) -> torch.Tensor:
-        """The whole-batch contents of a value: a `Ref` of the graph, that `Written` to, or ("tape", number)."""
+        """The whole-batch contents of a value: a `Ref` of the graph, that `WrittenValue` to, or ("tape", number)."""
 
-    def other_way(self) -> str:
+    def changed_branch(self) -> str:
         """Which branch of the Python of a rolled graph does not go as it did when captured; '' if all do."""
 
 
 @dataclass(frozen=True)
-class Share:
+class Weight:
     """Factors of a result, one a micro-batch. This one: its share of the samples."""
 
-    def weights(self, known: Known, sizes: Sequence[int]) -> list[Any]:  # noqa: ARG002
+    def weights(self, known: PrecomputedValues, sizes: Sequence[int]) -> list[Any]:  # noqa: ARG002
         """One factor a micro-batch of these sizes."""
         total = sum(sizes)
         return [size / total for size in sizes]
@@ -45,25 +45,25 @@ class Share:
 
 
 @dataclass(frozen=True)
-class Uniform(Share):
+class UniformWeight(Weight):
     """One of M."""
 
-    def weights(self, known: Known, sizes: Sequence[int]) -> list[Any]:  # noqa: ARG002
+    def weights(self, known: PrecomputedValues, sizes: Sequence[int]) -> list[Any]:  # noqa: ARG002
         """1 / M each."""
         return [1 / len(sizes)] * len(sizes)
 
 
 @dataclass(frozen=True)
-class Times(Share):
+class CountWeight(Weight):
     """M: makes a sum a mean of micro-batches, so that a constant can be added to it."""
 
-    def weights(self, known: Known, sizes: Sequence[int]) -> list[Any]:  # noqa: ARG002
+    def weights(self, known: PrecomputedValues, sizes: Sequence[int]) -> list[Any]:  # noqa: ARG002
         """M each."""
         return [float(len(sizes))] * len(sizes)
 
 
 @dataclass(frozen=True)
-class Counted(Share):
+class TargetWeight(Weight):
     """The share of the targets that count: all but `ignore`, each as heavy as the weight of its class."""
 
     target: Hashable
@@ -72,7 +72,7 @@ class Counted(Share):
     weight: Hashable | None = None
     smoothed: bool = False  # labels are: a target of weight 0 adds to the mean all the same
 
-    def weights(self, known: Known, sizes: Sequence[int]) -> list[Any]:
+    def weights(self, known: PrecomputedValues, sizes: Sequence[int]) -> list[Any]:
         """What a micro-batch's targets weigh, of what all weigh; all zero where nothing counts at all."""
         target = known.value(self.target)
         weight = None if self.weight is None else known.value(self.weight).detach().double()
@@ -98,12 +98,12 @@ class Counted(Share):
 
 
 @dataclass(frozen=True)
-class Whole(Share):
+class WholeValue(Weight):
     """Not a factor: the result is replaced by that of the whole batch, known before the step."""
 
     source: Hashable
 
-    def weights(self, known: Known, sizes: Sequence[int]) -> list[Any]:
+    def weights(self, known: PrecomputedValues, sizes: Sequence[int]) -> list[Any]:
         """The value itself, as plain numbers, for every micro-batch."""
         return [("whole", known.value(self.source).detach().tolist())] * len(sizes)
 
@@ -113,13 +113,13 @@ class Whole(Share):
 
 
 @dataclass(frozen=True)
-class Part(Share):
+class PartValue(Weight):
     """Not a factor: the result is replaced by the samples' part of that of the whole batch, known before the step."""
 
     source: Hashable
     kind: Shard
 
-    def weights(self, known: Known, sizes: Sequence[int]) -> list[Any]:
+    def weights(self, known: PrecomputedValues, sizes: Sequence[int]) -> list[Any]:
         """The part itself, as plain numbers, for every micro-batch."""
         whole, total = known.value(self.source).detach(), sum(sizes)
         rows, each = whole.shape[self.kind.dim], self.kind.entries
@@ -139,7 +139,7 @@ class Part(Share):
 
 
 @dataclass(frozen=True)
-class Own(Part):
+class OwnRows(PartValue):
     """The same of numbers of rows, of which every sample has so many, and points to no other's."""
 
     rows: int = 1
@@ -153,12 +153,12 @@ class Own(Part):
 
 
 @dataclass(frozen=True)
-class Several(Share):
+class SeveralWeights(Weight):
     """Shares of the tensors that one function returns, by place."""
 
-    shares: tuple[tuple[int, Share], ...]
+    shares: tuple[tuple[int, Weight], ...]
 
-    def weights(self, known: Known, sizes: Sequence[int]) -> list[Any]:
+    def weights(self, known: PrecomputedValues, sizes: Sequence[int]) -> list[Any]:
         """Those of all, for every micro-batch."""
         found = [(place, share.weights(known, sizes)) for place, share in self.shares]
         return [("each", [(place, each[mid]) for place, each in found]) for mid in range(len(sizes))]
@@ -205,14 +205,14 @@ def weigh(value: Any, weight: Any) -> Any:
     return value * weight if weight else _Nothing.apply(value)
 
 
-def with_part(form: Any, path: tuple[int, ...], part: Any) -> Any:
+def replace_part(form: Any, path: tuple[int, ...], part: Any) -> Any:
     """A form with another part at a path."""
     if not path:
         return part
     items = list(form.items)
     if isinstance(form, MappingForm):
         key, old = items[path[0]]
-        items[path[0]] = (key, with_part(old, path[1:], part))
+        items[path[0]] = (key, replace_part(old, path[1:], part))
     elif isinstance(form, SequenceForm):
-        items[path[0]] = with_part(items[path[0]], path[1:], part)
+        items[path[0]] = replace_part(items[path[0]], path[1:], part)
     return replace(form, items=tuple(items))

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 
 from gemini.batch_analysis.batch_kinds import Kind, Opaque, Partial, Replicate, Shard, WeightedPartial
-from gemini.batch_analysis.graph_analysis import GraphForms
+from gemini.batch_analysis.graph_analysis import GraphKinds
 from gemini.batch_analysis.loss_tape import Meta, Tape
-from gemini.batch_analysis.microbatch_weights import Known
-from gemini.batch_analysis.precompute import Foreseen
-from gemini.batch_analysis.reference_run import pieces, run_graph, run_tape, split_operands
+from gemini.batch_analysis.microbatch_weights import PrecomputedValues
+from gemini.batch_analysis.precompute import Precomputed
+from gemini.batch_analysis.reference_run import micro_batch_ranges, run_graph, run_tape, split_operands
 from gemini.batch_analysis.split_result import Splitting
 from gemini.ir.autograd_modes import RegionSwitch
 from gemini.ir.call_binding import ModelCall, bind
@@ -31,8 +31,8 @@ _EXACT = 1e-7  # in double precision
 _CLOSE = 2e-3  # of the model's own type
 
 
-def check(  # noqa: PLR0917
-    forms: GraphForms,
+def check_splitting(  # noqa: PLR0917
+    forms: GraphKinds,
     tape: Tape,
     root: int,
     splitting: Splitting,
@@ -50,7 +50,7 @@ def check(  # noqa: PLR0917
     if splitting.reason or len(sizes) < 2:
         return splitting.reason
     graph, bound = forms.graph, bind(forms.graph.bound_model(), args, kwargs)
-    known = Foreseen(graph, bound, tape, given=given)
+    known = Precomputed(graph, bound, tape, host_results=given)
     nodes, ops = splitting.weights(known, sizes)
     try:
         found = _check_tape(tape, root, splitting, sizes, ops, known)
@@ -62,7 +62,7 @@ def check(  # noqa: PLR0917
         return f"a micro-batch fails: {type(error).__name__}: {error!s:.120}"
 
 
-def _sizes(call: ModelCall, forms: GraphForms) -> list[int]:
+def _sizes(call: ModelCall, forms: GraphKinds) -> list[int]:
     """Two micro-batches, uneven where that leaves both enough samples."""
     for tensor, place in zip(call.tensors, forms.places(), strict=False):
         if place is not None:
@@ -76,43 +76,46 @@ def _sizes(call: ModelCall, forms: GraphForms) -> list[int]:
 
 # ── the tape ───────────────────────────────────────────────────────────────────────────────────────────────────
 def _check_tape(  # noqa: PLR0917
-    tape: Tape, root: int, splitting: Splitting, sizes: Sequence[int], weights: Any, known: Known
+    tape: Tape, root: int, splitting: Splitting, sizes: Sequence[int], weights: Any, known: PrecomputedValues
 ) -> str:
     if root < tape.outputs:
         return ""
     total = sum(sizes)
     generator = torch.Generator().manual_seed(0)
     parts = [
-        [_made(tape.metas[at], splitting.outputs[at], size, total, generator) for at in range(tape.outputs)]
+        [_make_output(tape.metas[at], splitting.outputs[at], size, total, generator) for at in range(tape.outputs)]
         for size in sizes
     ]
     for one in parts[1:]:  # what is the same in all micro-batches
         for at in range(tape.outputs):
             one[at] = parts[0][at] if isinstance(splitting.outputs[at], (Replicate, Opaque)) else one[at]
-    whole = [_joined([one[at] for one in parts], splitting.outputs[at], sizes, known) for at in range(tape.outputs)]
+    whole = [
+        _join_outputs([one[at] for one in parts], splitting.outputs[at], sizes, known) for at in range(tape.outputs)
+    ]
     operands = {number: _double(tensor) for number, tensor in tape.operands.items()}
-    needed = tape.needed_for(root)  # what else was computed may be about the whole batch
+    needed = tape.ops_needed_for(root)  # what else was computed may be about the whole batch
     loss = run_tape(tape, [one.clone() for one in whole], operands, needed=needed, double=True)[root]
     gathered = torch.zeros_like(loss)
     doubled = Tape(tape.outputs, tape.metas, operands, tape.ops)
-    for index, (start, length) in enumerate(pieces(sizes)):
+    for index, (start, length) in enumerate(micro_batch_ranges(sizes)):
         given = split_operands(doubled, splitting, start, length, total)
         ops = {at: weight[index] for at, weight in weights.items()}
         outputs = [one.clone() for one in parts[index]]  # no leaves: the tape may write to them
         gathered = gathered + run_tape(tape, outputs, given, splitting, length, ops, needed, double=True)[root]
-    if not near(loss, gathered, _EXACT):
+    if not is_close(loss, gathered, _EXACT):
         return f"the loss of the whole batch is {float(loss):.9g}, that of its micro-batches {float(gathered):.9g}"
     leaves = [tensor for one in parts for tensor in one if tensor.requires_grad]
     if not leaves or not loss.requires_grad:
         return ""
     ways = [torch.autograd.grad(value, leaves, allow_unused=True) for value in (loss, gathered)]
     same = all(
-        (a is None and b is None) or near(_or_zero(a, b), _or_zero(b, a), _EXACT) for a, b in zip(*ways, strict=True)
+        (a is None and b is None) or is_close(_or_zero(a, b), _or_zero(b, a), _EXACT)
+        for a, b in zip(*ways, strict=True)
     )
     return "" if same else "the derivatives of the loss by the outputs differ between whole batch and micro-batches"
 
 
-def _made(meta: Meta, kind: Kind, size: int, total: int, generator: torch.Generator) -> torch.Tensor:
+def _make_output(meta: Meta, kind: Kind, size: int, total: int, generator: torch.Generator) -> torch.Tensor:
     """An output of a micro-batch: numbers between 0 and 1, which every loss accepts."""
     shape = list(meta.shape)
     if isinstance(kind, Shard):
@@ -123,7 +126,9 @@ def _made(meta: Meta, kind: Kind, size: int, total: int, generator: torch.Genera
     return made.to(meta.device).requires_grad_(meta.requires_grad)
 
 
-def _joined(parts: list[torch.Tensor], kind: Kind, sizes: Sequence[int], known: Known | None = None) -> torch.Tensor:
+def _join_outputs(
+    parts: list[torch.Tensor], kind: Kind, sizes: Sequence[int], known: PrecomputedValues | None = None
+) -> torch.Tensor:
     if isinstance(kind, Shard):
         return kind.join(parts)
     if isinstance(kind, Partial):
@@ -142,7 +147,7 @@ def _or_zero(one: torch.Tensor | None, like: torch.Tensor | None) -> torch.Tenso
     return one if one is not None else torch.zeros_like(like)
 
 
-def near(one: torch.Tensor, two: torch.Tensor, tolerance: float) -> bool:
+def is_close(one: torch.Tensor, two: torch.Tensor, tolerance: float) -> bool:
     """Whether two tensors agree, measured by the largest entry of the first."""
     if one.shape != two.shape:
         return False
@@ -156,7 +161,7 @@ def near(one: torch.Tensor, two: torch.Tensor, tolerance: float) -> bool:
 
 
 # ── the graph ──────────────────────────────────────────────────────────────────────────────────────────────────
-def _check_graph(forms: GraphForms, splitting: Splitting, call: ModelCall, sizes: Sequence[int], known: Any) -> str:
+def _check_graph(forms: GraphKinds, splitting: Splitting, call: ModelCall, sizes: Sequence[int], known: Any) -> str:
     saved = ModelSnapshot(forms.graph.bound_model())
     try:
         with torch.no_grad():
@@ -166,7 +171,7 @@ def _check_graph(forms: GraphForms, splitting: Splitting, call: ModelCall, sizes
 
 
 def _compare_graph(  # noqa: PLR0917
-    forms: GraphForms, splitting: Splitting, call: ModelCall, sizes: Sequence[int], known: Any, saved: ModelSnapshot
+    forms: GraphKinds, splitting: Splitting, call: ModelCall, sizes: Sequence[int], known: Any, saved: ModelSnapshot
 ) -> str:
     graph, model, (weights, foreign, but) = forms.graph, forms.graph.bound_model(), known
     args, kwargs = call.arguments()
@@ -178,7 +183,7 @@ def _compare_graph(  # noqa: PLR0917
     else:
         whole = _whole_by_model(graph, args, kwargs)
     found = []
-    for index, (start, length) in enumerate(pieces(sizes)):
+    for index, (start, length) in enumerate(micro_batch_ranges(sizes)):
         given = [
             tensor if place is None else place.take(tensor, start, length, sum(sizes))
             for tensor, place in zip(call.tensors, forms.places(), strict=True)
@@ -201,13 +206,13 @@ def _differ(
         if isinstance(kind, (Opaque, WeightedPartial)) or ref not in whole:
             continue
         parts = [one[ref] for one in found]
-        joined = _joined(parts, kind, [1] * len(parts))
-        if not near(whole[ref], joined, _CLOSE):
+        joined = _join_outputs(parts, kind, [1] * len(parts))
+        if not is_close(whole[ref], joined, _CLOSE):
             return f"the output {graph.nodes[ref.node].name} differs between whole batch and micro-batches"
     return ""
 
 
-def _part(forms: GraphForms, ref: Ref, made: Any, where: tuple[int, int, int]) -> Any:
+def _part(forms: GraphKinds, ref: Ref, made: Any, where: tuple[int, int, int]) -> Any:
     """What a node that draws random numbers gave some of the samples."""
     if isinstance(made, torch.Tensor):
         kind = forms.kind(ref)
@@ -218,10 +223,10 @@ def _part(forms: GraphForms, ref: Ref, made: Any, where: tuple[int, int, int]) -
     return made
 
 
-def _copied(made: Any) -> Any:
+def _copy(made: Any) -> Any:
     if isinstance(made, torch.Tensor):
         return made.clone()
-    return type(made)(_copied(one) for one in made) if type(made) in (tuple, list) else made
+    return type(made)(_copy(one) for one in made) if type(made) in (tuple, list) else made
 
 
 def _whole_by_model(graph: Graph, args: Any, kwargs: Any) -> dict[Ref, torch.Tensor]:
@@ -247,5 +252,5 @@ def _whole_run(
             execution.step(node)
             result = execution.results[node.id]
             if node.random:
-                drawn[node.id] = _copied(result)  # later nodes may write to it
+                drawn[node.id] = _copy(result)  # later nodes may write to it
     return {ref: execution.read(ref) for ref in graph.outputs()}, drawn

@@ -1,7 +1,7 @@
 """Calls: an op as a rule sees it, with the kind and size of every tensor in place of its contents.
 
 Sizes are those of a run on `samples` samples. In a graph that number is one that occurs nowhere else, so a size that
-counts samples cannot be taken for another; numbers of the model's Python that count samples are `Count`.
+counts samples cannot be taken for another; numbers of the model's Python that count samples are `SampleCount`.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from typing import Any
 
 import torch
 
-from gemini.batch_analysis.assumptions import Condition, Each
-from gemini.batch_analysis.batch_kinds import Kind, Opaque, Partial, Positions, Replicate, Shard, WeightedPartial
+from gemini.batch_analysis.assumptions import Condition, EqualMaskCounts
+from gemini.batch_analysis.batch_kinds import Kind, Opaque, Partial, Replicate, SampleIndices, Shard, WeightedPartial
 
 # The number of samples that sizes of a graph are written with: a prime that no other size has.
 SAMPLES = 1_000_003
 
 
-class Refused(Exception):
+class AnalysisRefused(Exception):
     """An op whose result does not follow from micro-batches; the text says why."""
 
 
-class Demand(Exception):
+class DecisionDemand(Exception):
     """Something decided earlier must be decided otherwise: start again from there."""
 
     def __init__(self, key: Hashable, decision: Any) -> None:
@@ -33,23 +33,23 @@ class Demand(Exception):
 
 
 @dataclass(frozen=True)
-class Rows:
+class RowIndexDecision:
     """A decision: a value is numbers of rows of a tensor that has so many a sample."""
 
     rows: int
 
 
-class Count(int):
+class SampleCount(int):
     """A plain number that is a multiple of the number of samples."""
 
 
 @dataclass(frozen=True)
-class Odd:
+class UnknownNumber:
     """A number that depends on the number of samples in another way."""
 
 
 @dataclass(frozen=True)
-class Fixed:
+class DataNumber:
     """A number that is the same in every micro-batch, read from data."""
 
 
@@ -63,7 +63,7 @@ class Repeats:
 
 
 @dataclass(frozen=True)
-class Value:
+class TensorValue:
     """A tensor."""
 
     key: Hashable
@@ -76,7 +76,7 @@ class Value:
     numbers: bool = False  # an operand that was seen to hold 0, 1, 2 … to the number of samples
     sized: int | str | None = None  # the dimension whose size grows with the batch; "?": not known
     repeats: Repeats | None = None  # something that is known before the step
-    even: Any = None  # what of it is the same for all samples
+    invariance: Any = None  # what of it is the same for all samples
 
     @property
     def rank(self) -> int:
@@ -95,7 +95,7 @@ class Value:
 
 
 @dataclass(frozen=True)
-class Result:
+class ResultMeta:
     """What is known of a result: its size, and in a graph which dimension was seen to grow with the batch."""
 
     shape: tuple[int, ...]
@@ -105,14 +105,14 @@ class Result:
 
 
 @dataclass
-class Call:
+class OpCall:
     """One op."""
 
     name: str
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     samples: int
-    results: list[Result]
+    results: list[ResultMeta]
     traced: bool  # sizes of the batch are `Count`, not plain numbers
     random: bool = False
     index: Hashable = None  # of the statement
@@ -121,85 +121,92 @@ class Call:
     conditions: list[Condition] = field(default_factory=list)  # what must hold in every step
     least: int = 1  # samples of a micro-batch
 
-    def given(self, at: int, name: str, default: Any = None) -> Any:
+    def argument(self, at: int, name: str, default: Any = None) -> Any:
         """An argument by position or name."""
         if name in self.kwargs:
             return self.kwargs[name]
         return self.args[at] if len(self.args) > at else default
 
-    def tensors(self) -> list[Value]:
+    def tensors(self) -> list[TensorValue]:
         """All tensors it is given."""
-        return [leaf for leaf in leaves((self.args, self.kwargs)) if isinstance(leaf, Value)]
+        return [leaf for leaf in leaves((self.args, self.kwargs)) if isinstance(leaf, TensorValue)]
 
-    def out(self) -> Result:
+    def out(self) -> ResultMeta:
         """Its first result."""
         return self.results[0]
 
     @property
-    def first(self) -> Value:
+    def first(self) -> TensorValue:
         """Its first argument, which must be a tensor."""
-        value = self.given(0, "input")
-        if not isinstance(value, Value):
-            raise Refused(f"{self.name} of something that is no tensor")
+        value = self.argument(0, "input")
+        if not isinstance(value, TensorValue):
+            raise AnalysisRefused(f"{self.name} of something that is no tensor")
         return value
 
     def only(self, *allowed: Any) -> None:
         """Refuse tensors that vary with the batch other than these."""
         for value in self.tensors():
             if not value.is_constant and not any(value is one for one in allowed):
-                raise Refused(f"{self.name} with an argument that depends on the batch")
+                raise AnalysisRefused(f"{self.name} with an argument that depends on the batch")
 
     def constant(self, value: Any) -> None:
         """Refuse anything that varies with the batch."""
         for leaf in leaves(value):
-            if (isinstance(leaf, Value) and not leaf.is_constant) or isinstance(leaf, (Count, Odd)):
-                raise Refused(f"{self.name} with an argument that depends on the batch")
+            if (isinstance(leaf, TensorValue) and not leaf.is_constant) or isinstance(
+                leaf, (SampleCount, UnknownNumber)
+            ):
+                raise AnalysisRefused(f"{self.name} with an argument that depends on the batch")
 
-    def sample(self, value: Value, what: str = "") -> Shard:
+    def sample(self, value: TensorValue, what: str = "") -> Shard:
         """The kind of a tensor of samples."""
         if isinstance(value.kind, Shard):
             return value.kind
-        raise Refused(self.refusal(value, what))
+        raise AnalysisRefused(self.refusal(value, what))
 
-    def refusal(self, value: Value, what: str = "") -> str:
+    def refusal(self, value: TensorValue, what: str = "") -> str:
         """Why a tensor is not of the right kind."""
         if isinstance(value.kind, Opaque):
             return value.kind.reason
         words = {
             Partial: "a sum over the batch",
             WeightedPartial: "a mean over the batch",
-            Positions: "numbers of samples",
+            SampleIndices: "numbers of samples",
         }
         return f"{what or self.name} of {words.get(type(value.kind), 'something without samples')}"
 
-    def must_be(self, value: Value, kind: Shard) -> None:
+    def must_be(self, value: TensorValue, kind: Shard) -> None:
         """A tensor that is used sample by sample: it is of this kind, or an operand that will be taken apart so."""
         if value.kind == kind:
             return
         if value.operand and value.is_constant and value.shape[kind.dim] == self.samples * kind.entries:
             if kind.factor < 1:
-                raise Refused(f"{self.name} with an operand whose samples do not lie together")
-            raise Demand(value.key, kind)
-        raise Refused(f"{self.name} with a tensor that is not split as the samples are")
+                raise AnalysisRefused(f"{self.name} with an operand whose samples do not lie together")
+            raise DecisionDemand(value.key, kind)
+        raise AnalysisRefused(f"{self.name} with a tensor that is not split as the samples are")
 
-    def each(self, mask: Value, kind: Shard, entries: int, or_none: bool = False) -> None:
+    def each(self, mask: TensorValue, kind: Shard, entries: int, or_none: bool = False) -> None:
         """Rely on a mask of which every sample has so many entries; it must be known before the step."""
         source = mask.repeats
         if mask.known:
-            self.conditions.append(Each(mask.key, kind, entries, or_none))
+            self.conditions.append(EqualMaskCounts(mask.key, kind, entries, or_none))
         elif source is not None and entries % source.times == 0:
-            self.conditions.append(Each(source.key, source.kind, entries // source.times, or_none))
+            self.conditions.append(EqualMaskCounts(source.key, source.kind, entries // source.times, or_none))
         else:
-            raise Refused(f"{self.name} by a mask that is not known before the step")
+            raise AnalysisRefused(f"{self.name} by a mask that is not known before the step")
 
 
 REPEATING = ("expand", "expand_as", "broadcast_to", "unsqueeze", "contiguous", "clone", "to", "bool")
 
 
-def repeats(name: str, args: Sequence[Any], made: Value) -> Repeats | None:
+def repeats(name: str, args: Sequence[Any], made: TensorValue) -> Repeats | None:
     """Of which known mask the result of an op is a repetition."""
     given = args[0] if args else None
-    if name not in REPEATING or not isinstance(given, Value) or given.dtype != torch.bool or made.dtype != torch.bool:
+    if (
+        name not in REPEATING
+        or not isinstance(given, TensorValue)
+        or given.dtype != torch.bool
+        or made.dtype != torch.bool
+    ):
         return None
     if not isinstance(given.kind, Shard) or not isinstance(made.kind, Shard):
         return None
@@ -227,7 +234,7 @@ def axis(dim: int, rank: int) -> int:
     """A dimension counted from the front."""
     found = dim + rank if dim < 0 else dim
     if not 0 <= found < max(rank, 1):
-        raise Refused(f"dimension {dim} of a tensor of {rank}")
+        raise AnalysisRefused(f"dimension {dim} of a tensor of {rank}")
     return found
 
 

@@ -13,10 +13,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from gemini.batch_analysis.batch_kinds import Kind, Opaque, Pointers, Replicate, Shard, SplittingError
+from gemini.batch_analysis.batch_kinds import Kind, Opaque, Replicate, RowIndices, Shard, SplittingError
 from gemini.batch_analysis.loss_tape import Tape
-from gemini.batch_analysis.microbatch_weights import Own, Part, Several, Share, Whole, Written
-from gemini.batch_analysis.op_call import Result, Value
+from gemini.batch_analysis.microbatch_weights import (
+    OwnRows,
+    PartValue,
+    SeveralWeights,
+    Weight,
+    WholeValue,
+    WrittenValue,
+)
+from gemini.batch_analysis.op_call import ResultMeta, TensorValue
 from gemini.batch_analysis.rules.registry import short_name
 from gemini.capture.graph_guards import early_guards, finite_check_operand
 from gemini.capture.trace_state import USES_HOST_RNG
@@ -37,7 +44,7 @@ _LIKE = {  # ops that look at the size and type of one argument only: its place
 }
 
 
-def foreseeable(graph: Graph, bound: dict[str, Any] | None = None) -> set[int]:
+def precomputable_nodes(graph: Graph, bound: dict[str, Any] | None = None) -> set[int]:
     """The nodes whose results can be computed before a step.
 
     With the arguments of a call, functions kept whole are tried: of values with gradient they may look at the size.
@@ -47,13 +54,13 @@ def foreseeable(graph: Graph, bound: dict[str, Any] | None = None) -> set[int]:
         if node.is_source or (
             _is_plain(graph, node)
             and all(index in found for index in _needs(graph, node, sizes=True))
-            and (not _sized(graph, node) or _looks_at_sizes(graph, node, bound))
+            and (not _size_only_inputs(graph, node) or _reads_sizes_only(graph, node, bound))
         ):
             found.add(node.id)
     return found
 
 
-def _sized(graph: Graph, node: Node) -> set[int]:
+def _size_only_inputs(graph: Graph, node: Node) -> set[int]:
     """Values with gradient that a function kept whole is given: of these only the size is told ahead."""
     if node.kind != "call":
         return set()
@@ -61,12 +68,12 @@ def _sized(graph: Graph, node: Node) -> set[int]:
     return {ref.node for ref in given if graph.meta(ref).requires_grad}
 
 
-def _looks_at_sizes(graph: Graph, node: Node, bound: dict[str, Any] | None) -> bool:
+def _reads_sizes_only(graph: Graph, node: Node, bound: dict[str, Any] | None) -> bool:
     if bound is None:
         return False
     try:
         with preserve_rng_state():
-            Foreseen(graph, bound, Tape(0, [])).run(node.id)
+            Precomputed(graph, bound, Tape(0, [])).run(node.id)
     except Exception:  # whatever the function raises, where it looks closer
         return False
     return True
@@ -77,19 +84,19 @@ def _is_plain(graph: Graph, node: Node) -> bool:
     if (node.changes and node.kind != "op") or node.role:  # one with a role is another thing on the whole batch
         return False
     if node.random:
-        return is_foreign(graph, node)
+        return uses_host_rng(graph, node)
     if node.kind == "module":
         module = graph.bound_model().get_submodule(node.target)
         return next(iter((*module.parameters(), *module.buffers())), None) is None and not has_hooks(module)
     return node.kind in ("op", "call")
 
 
-def is_foreign(graph: Graph, node: Node) -> bool:
+def uses_host_rng(graph: Graph, node: Node) -> bool:
     """Whether a node is a function that draws from Python's or NumPy's generator."""
     return node.kind == "call" and node.random and graph.calls.get(node.target, "").startswith(USES_HOST_RNG)
 
 
-def closure(graph: Graph, nodes: Sequence[int], *, sizes: bool = False) -> set[int]:
+def data_closure(graph: Graph, nodes: Sequence[int], *, sizes: bool = False) -> set[int]:
     """These nodes, and all whose contents they follow from; with `sizes`, not those of which functions see the size."""
     needed: set[int] = set()
     waiting = list(nodes)
@@ -108,14 +115,14 @@ def random_guards(graph: Graph) -> list[Guard]:
         if finite_check_operand(graph.nodes, guard.expr, guard.expected) is not None:
             continue
         read = [ref.node for ref in expr_refs(guard.expr)] if guard.data else []
-        if any(graph.nodes[at].random for at in closure(graph, read)):
+        if any(graph.nodes[at].random for at in data_closure(graph, read)):
             found.append(guard)
     return found
 
 
 def _needs(graph: Graph, node: Node, *, sizes: bool = False) -> set[int]:
     """The nodes that must have run before one: whose contents it reads, and who wrote to them."""
-    if sizes and (told := _sized(graph, node)):
+    if sizes and (told := _size_only_inputs(graph, node)):
         # Who wrote to values with gradient, wrote to nothing else that is known ahead.
         late = {at for at in node.after if not _writes_gradients(graph, graph.nodes[at])}
         return ({ref.node for ref in node.inputs()} | late) - told
@@ -156,7 +163,7 @@ def _is_sized(graph: Graph, ref: Ref) -> bool:
     return meta is not None and (meta.batch_dim is None or meta.batch_factor > 0)
 
 
-class _Sized(torch.Tensor):  # type: ignore[misc]
+class _SizeOnlyTensor(torch.Tensor):  # type: ignore[misc]
     """A tensor of which only size and type are known: whoever computes with it is refused."""
 
     __torch_function__ = torch._C._disabled_torch_function_impl
@@ -172,7 +179,7 @@ class _Sized(torch.Tensor):  # type: ignore[misc]
         raise SplittingError(f"{func} reads contents that are not known ahead")
 
 
-class _Ahead(Execution):
+class _PrecomputeRun(Execution):
     """A run of some nodes; sizes of the others are told."""
 
     of_function = False  # that is kept whole
@@ -195,7 +202,7 @@ class _Ahead(Execution):
             return super()._value(ref)
         meta = self.graph.meta(ref)
         if self.of_function:
-            return _Sized(self._shape(ref), getattr(torch, meta.dtype), meta.device)
+            return _SizeOnlyTensor(self._shape(ref), getattr(torch, meta.dtype), meta.device)
         return torch.zeros((), dtype=getattr(torch, meta.dtype), device=meta.device).expand(self._shape(ref))
 
     def _shape(self, ref: Ref) -> list[int]:
@@ -213,7 +220,7 @@ class _Ahead(Execution):
         raise LookupError("no input counts samples")
 
 
-class Foreseen:
+class Precomputed:
     """The values of one step that shares are computed from, each computed when it is first asked for."""
 
     def __init__(
@@ -222,23 +229,23 @@ class Foreseen:
         bound: dict[str, Any],
         tape: Tape,
         model: nn.Module | None = None,
-        given: Mapping[int, Any] | None = None,
+        host_results: Mapping[int, Any] | None = None,
     ) -> None:
         self.graph, self.bound, self.model = graph, bound, model or graph.bound_model()
-        self.given = given  # results of nodes that draw from Python's or NumPy's generator
+        self.host_results = host_results  # results of nodes that draw from Python's or NumPy's generator
         self.execution = self._begun()
         self.tape = tape
 
-    def _begun(self) -> _Ahead:
-        found = _Ahead(self.graph, self.model, self.bound)
-        found.results.update(self.given or {})
+    def _begun(self) -> _PrecomputeRun:
+        found = _PrecomputeRun(self.graph, self.model, self.bound)
+        found.results.update(self.host_results or {})
         return found
 
     def run(self, node: int) -> Any:
         """What a node returns."""
         return self._run([node]).results[node]
 
-    def other_way(self) -> str:
+    def changed_branch(self) -> str:
         """Which branch of the Python of a rolled graph does not go as it did when captured; '' if all do."""
         with torch.no_grad():
             broken = early_guards(self.graph).find_broken_in_microbatches(self.model, self.bound)
@@ -246,7 +253,7 @@ class Foreseen:
 
     def value(self, key: Hashable) -> torch.Tensor:
         """The whole-batch contents of a value, as they are when it is made."""
-        if isinstance(key, (Ref, Written)):
+        if isinstance(key, (Ref, WrittenValue)):
             ref, writes = (key, ()) if isinstance(key, Ref) else (key.value, key.writes)
             assert isinstance(ref, Ref)
             found: torch.Tensor = follow(self._run([ref.node, *writes]).results[ref.node], ref.path)
@@ -255,12 +262,12 @@ class Foreseen:
         return self.tape.operands[key[1]]
 
     def _run(self, nodes: Sequence[int]) -> Execution:
-        needed = closure(self.graph, nodes, sizes=True)
+        needed = data_closure(self.graph, nodes, sizes=True)
         # Writes belong to one value: another may have been made of the same memory before them.
         writes = any(self.graph.nodes[index].mutates for index in needed)
         execution = self._begun() if writes else self.execution
         for index in needed - execution.results.keys():
-            if index not in nodes and is_foreign(self.graph, self.graph.nodes[index]):
+            if index not in nodes and uses_host_rng(self.graph, self.graph.nodes[index]):
                 raise SplittingError(f"{self.graph.nodes[index].name} draws, and was not run when the call was made")
         with torch.no_grad(), RegionSwitch() as regions:
             for index in sorted(needed - execution.results.keys()):
@@ -275,40 +282,40 @@ class Foreseen:
 _MOST = 1 << 14  # entries a sample of a value that is put in from outside
 
 
-def is_divisible(result: Result, samples: int) -> bool:
+def is_divisible(result: ResultMeta, samples: int) -> bool:
     """Whether a result has so many entries a sample, and not too many to be sent along."""
     if not isinstance(result.batch, int) or result.shape[result.batch] % samples:
         return False
     return 0 < prod(result.shape) // samples <= _MOST
 
 
-def part_of(value: Value, result: Result, samples: int) -> tuple[Kind, Share] | None:
+def part_of(value: TensorValue, result: ResultMeta, samples: int) -> tuple[Kind, Weight] | None:
     """Kind and share of a value that is handed out; None where it cannot be."""
     if not value.known or value.grad:
         return None
     if result.batch is None and prod(result.shape) <= _MOST:
-        return Replicate(), Whole(value.key)
+        return Replicate(), WholeValue(value.key)
     if is_divisible(result, samples) and isinstance(result.batch, int):
         kind = Shard(result.batch, result.shape[result.batch] // samples)
-        return kind, Part(value.key, kind)
+        return kind, PartValue(value.key, kind)
     return None
 
 
-def pointers_of(value: Value, result: Result, samples: int, rows: int) -> tuple[Kind, Share] | None:
+def row_indices_of(value: TensorValue, result: ResultMeta, samples: int, rows: int) -> tuple[Kind, Weight] | None:
     """The same of a value that is numbers of rows."""
     found = part_of(value, result, samples)
     if found is None or not isinstance(found[0], Shard):
         return None
-    return Pointers(found[0], rows), Own(value.key, found[0], rows)
+    return RowIndices(found[0], rows), OwnRows(value.key, found[0], rows)
 
 
-def handed_out(
-    results: Sequence[tuple[Any, Result]], values: Any, samples: int, pointers: Mapping[Hashable, int]
-) -> tuple[list[Kind], Share] | None:
+def split_results(
+    results: Sequence[tuple[Any, ResultMeta]], values: Any, samples: int, pointers: Mapping[Hashable, int]
+) -> tuple[list[Kind], Weight] | None:
     """Kinds and share of what a function returns: several tensors of which nothing else follows, or numbers of rows."""
     if len(results) == 1:
         ((key, result),) = results
-        one = pointers_of(values[key], result, samples, pointers[key]) if key in pointers else None
+        one = row_indices_of(values[key], result, samples, pointers[key]) if key in pointers else None
         return None if one is None else ([one[0]], one[1])
     places = [key.path for key, _ in results]
     if any(len(path) != 1 or path[0][0] != "i" for path in places):
@@ -316,11 +323,11 @@ def handed_out(
     if not all(isinstance(values[key].kind, Opaque) for key, _ in results):
         return None
     found = [
-        pointers_of(values[key], result, samples, pointers[key])
+        row_indices_of(values[key], result, samples, pointers[key])
         if key in pointers
         else part_of(values[key], result, samples)
         for key, result in results
     ]
     shares = tuple((path[0][1], one[1]) for path, one in zip(places, found, strict=True) if one is not None)
     kinds = [values[key].kind if one is None else one[0] for (key, _), one in zip(results, found, strict=True)]
-    return (kinds, Several(shares)) if shares else None
+    return (kinds, SeveralWeights(shares)) if shares else None

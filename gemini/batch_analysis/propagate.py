@@ -21,33 +21,40 @@ from functools import partial
 from typing import Any
 
 from gemini.batch_analysis.analysis_steps import (
-    Inherited,
-    Statement,
+    AnalysisStep,
+    InheritedRefusal,
+    check_against_sizes,
+    expand_kinds,
     form_refs,
-    held_against_sizes,
-    refuse_draws_apart,
-    spread,
+    refuse_scattered_random_numbers,
 )
 from gemini.batch_analysis.assumptions import Condition
-from gemini.batch_analysis.batch_kinds import Apart, Kind, Opaque, Partial, Replicate, Shard, WeightedPartial
-from gemini.batch_analysis.inplace import forget, is_as_left, overwrite, write
-from gemini.batch_analysis.microbatch_weights import Part, Share, Times, Uniform, Whole, Written
+from gemini.batch_analysis.batch_kinds import Kind, Opaque, Partial, PerMicroBatch, Replicate, Shard, WeightedPartial
+from gemini.batch_analysis.inplace import forget_aliases, is_known_after_writes, overwrite, write
+from gemini.batch_analysis.microbatch_weights import (
+    CountWeight,
+    PartValue,
+    UniformWeight,
+    Weight,
+    WholeValue,
+    WrittenValue,
+)
 from gemini.batch_analysis.op_call import (
     REPEATING,
-    Call,
-    Count,
-    Demand,
-    Odd,
-    Refused,
-    Result,
-    Rows,
-    Value,
+    AnalysisRefused,
+    DecisionDemand,
+    OpCall,
+    ResultMeta,
+    RowIndexDecision,
+    SampleCount,
+    TensorValue,
+    UnknownNumber,
     leaves,
     repeats,
 )
-from gemini.batch_analysis.precompute import handed_out, is_divisible
-from gemini.batch_analysis.rolled_graphs import kind_of_role, refuse_apart
-from gemini.batch_analysis.rules.expert_rows import arranged, concerns_order
+from gemini.batch_analysis.precompute import is_divisible, split_results
+from gemini.batch_analysis.rolled_graphs import kind_of_role, refuse_per_micro_batch
+from gemini.batch_analysis.rules.expert_rows import sorted_rows_kind, uses_sorted_rows
 from gemini.batch_analysis.rules.registry import COUNTING, find_rule
 from gemini.ir.encode import decode
 
@@ -55,45 +62,45 @@ _BUGS = (TypeError, ValueError, IndexError, KeyError, AttributeError, ZeroDivisi
 
 
 @dataclass
-class Interpreter:
+class KindInterpreter:
     """Kinds of all values so far, and what was decided to get them."""
 
     key: Callable[[Any], Hashable] = lambda ref: ref
-    statements: list[Statement] = field(default_factory=list)
-    values: dict[Hashable, Value] = field(default_factory=dict)
+    statements: list[AnalysisStep] = field(default_factory=list)
+    values: dict[Hashable, TensorValue] = field(default_factory=dict)
     origin: dict[Hashable, int] = field(default_factory=dict)  # position of the statement that made a value
     decisions: dict[Hashable, Any] = field(default_factory=dict)
-    shares: dict[Hashable, Share] = field(default_factory=dict)
+    shares: dict[Hashable, Weight] = field(default_factory=dict)
     sizes: dict[Hashable, dict[tuple[int, ...], int]] = field(default_factory=dict)
     assumed: dict[Hashable, set[Hashable]] = field(default_factory=dict)  # see `Call.assumed`
     conditions: dict[Hashable, list[Condition]] = field(default_factory=dict)  # by statement
     pointers: dict[Hashable, int] = field(default_factory=dict)  # values that are numbers of rows, so many a sample
-    ahead: set[int] = field(default_factory=set)  # nodes of the graph that can be computed before a step
+    precomputable: set[int] = field(default_factory=set)  # nodes of the graph that can be computed before a step
     frozen: bool = False  # nothing may be flagged
     is_rolled: bool = False  # the graph is one in which Python loops over samples
     least: int = 1  # samples of a micro-batch
     micro_batch_statistics: bool = False  # batch normalization may use those of each micro-batch
-    rewritten: bool = False  # a value got another kind by a write in place
+    has_overwrites: bool = False  # a value got another kind by a write in place
     forgets: bool = False  # a write in a tape has made earlier values unknown
     mixes: bool = False  # operands of a tape look at the same memory as different types
     alias: dict[Hashable, Hashable] = field(default_factory=dict)  # values of a tape that are values of the graph
     blocked: str = ""  # why nothing may be split
     blockers: dict[Hashable, str] = field(default_factory=dict)  # statements that say so
 
-    def copy(self) -> Interpreter:
+    def copy(self) -> KindInterpreter:
         """One that goes on from here by itself."""
         copies: dict[str, Any] = {
             name: type(value)(value) for name, value in vars(self).items() if isinstance(value, (dict, list, set))
         }
         return replace(self, **copies)
 
-    def block(self, statement: Statement, reason: str) -> None:
+    def block(self, statement: AnalysisStep, reason: str) -> None:
         """Nothing may be split, because of one statement."""
         self.blocked = self.blocked or reason
         self.blockers.setdefault(statement.index, reason)
 
     # ── running ────────────────────────────────────────────────────────────────────────────────────────────────
-    def extend(self, statements: Sequence[Statement]) -> None:
+    def extend(self, statements: Sequence[AnalysisStep]) -> None:
         """Interpret further statements."""
         start = len(self.statements)
         self.statements += statements
@@ -105,7 +112,7 @@ class Interpreter:
             try:
                 self._step(at)
                 at += 1
-            except Demand as demand:
+            except DecisionDemand as demand:
                 at = self._decide(demand.key, demand.decision)
 
     def demand(self, key: Hashable, decision: Any) -> bool:
@@ -116,10 +123,10 @@ class Interpreter:
         self.resume(self._decide(found.key, found.decision))
         return True
 
-    def _reach(self, key: Hashable, decision: Any) -> Demand | None:
+    def _reach(self, key: Hashable, decision: Any) -> DecisionDemand | None:
         """A demand on a value, or where a mean was made by a write in place, on what was written."""
         if self._possible(key, decision):
-            return Demand(key, decision)
+            return DecisionDemand(key, decision)
         maker = self.statements[self.origin[key]] if key in self.origin else None
         if decision != "share" or maker is None or maker.form is None or not maker.writes:
             return None
@@ -131,11 +138,11 @@ class Interpreter:
 
     def _decide(self, key: Hashable, decision: Any) -> int:
         at = self.origin[key]
-        if isinstance(decision, Rows):
+        if isinstance(decision, RowIndexDecision):
             self.pointers[key] = decision.rows
         else:
             self.decisions[self.statements[at].index] = decision
-        if not self.rewritten:
+        if not self.has_overwrites:
             return self._before_writes(at) if self.forgets else at
         self.blocked = ""  # by a write, which is looked at again
         self.blockers.clear()
@@ -149,8 +156,8 @@ class Interpreter:
     def _possible(self, key: Hashable, decision: Any) -> bool:
         """Whether a decision can still be made."""
         statement = self.statements[self.origin[key]] if key in self.origin else None
-        if isinstance(decision, Rows):
-            free = statement is not None and not self.frozen and (statement.flaggable or statement.spread)
+        if isinstance(decision, RowIndexDecision):
+            free = statement is not None and not self.frozen and (statement.flaggable or statement.returns_several)
             return free and key not in self.pointers and self.values[key].known and not self.values[key].grad
         if statement is None or self.frozen or statement.index in self.decisions:
             return False
@@ -166,56 +173,56 @@ class Interpreter:
         reason = ""
         try:
             kinds = self._kinds(statement)
-        except Refused as refused:
-            reason = str(refused) if isinstance(refused, Inherited) else f"{statement.where}: {refused}"
+        except AnalysisRefused as refused:
+            reason = str(refused) if isinstance(refused, InheritedRefusal) else f"{statement.where}: {refused}"
             kinds = [Opaque(reason)] * len(statement.results)
-        known = statement.pure and not statement.random and self._knows(statement)
+        known = statement.pure and not statement.random and self._is_known(statement)
         for (key, result), kind in zip(statement.results, kinds, strict=True):
             if key in statement.writes:
                 overwrite(self, statement, key, kind)
             self.origin[key] = at
-            checked = held_against_sizes(kind, result, statement)
-            if isinstance(checked, Apart) and not statement.traced:  # an output
+            checked = check_against_sizes(kind, result, statement)
+            if isinstance(checked, PerMicroBatch) and not statement.traced:  # an output
                 checked = Opaque("an output for every sample")
             name, given = self.alias.get(key, key), statement.name in ("operand", "numbers")
-            value = Value(name, checked, result.shape, result.dtype, result.grad, known, given)
+            value = TensorValue(name, checked, result.shape, result.dtype, result.grad, known, given)
             value = replace(value, numbers=statement.name == "numbers", sized=result.batch)
             if statement.name in REPEATING and statement.run is None and not known and isinstance(checked, Shard):
                 value = replace(value, repeats=repeats(statement.name, self.arguments(statement)[0], value))
             if statement.traced and statement.form is not None and not statement.random:
-                value = replace(value, even=self._even(statement, value))
+                value = replace(value, invariance=self._find_invariance(statement, value))
             self.values[key] = value
-            self._decided(statement, value, result)
-        self._hand_out(statement)
+            self._apply_decision(statement, value, result)
+        self._split_results(statement)
         for key in statement.writes:
             write(self, statement, key)
         if reason and statement.writes and not statement.results:  # nothing says what is there now
-            self.rewritten = True
+            self.has_overwrites = True
             self.block(statement, reason)
         if statement.writes and not statement.traced:
-            forget(self, statement)
+            forget_aliases(self, statement)
 
-    def _even(self, statement: Statement, value: Value) -> Any:
+    def _find_invariance(self, statement: AnalysisStep, value: TensorValue) -> Any:
         """What of a result is the same for all samples."""
-        from gemini.batch_analysis.batch_invariance import FOLLOWED, evenness
+        from gemini.batch_analysis.batch_invariance import FOLLOWED, find_invariance
 
         if statement.name not in FOLLOWED or not isinstance(value.kind, (Shard, Partial)):
             return None
         try:
-            return evenness(statement.name, *self.arguments(statement), value)
-        except (Refused, *_BUGS):  # arguments that it does not understand
+            return find_invariance(statement.name, *self.arguments(statement), value)
+        except (AnalysisRefused, *_BUGS):  # arguments that it does not understand
             return None
 
-    def _knows(self, statement: Statement) -> bool:
+    def _is_known(self, statement: AnalysisStep) -> bool:
         if statement.known is not None:
             return statement.known
         try:
             args, kwargs = self.arguments(statement)
-        except Refused:
+        except AnalysisRefused:
             return False
-        return all(leaf.known for leaf in leaves((args, kwargs)) if isinstance(leaf, Value))
+        return all(leaf.known for leaf in leaves((args, kwargs)) if isinstance(leaf, TensorValue))
 
-    def _decided(self, statement: Statement, value: Value, result: Result) -> None:
+    def _apply_decision(self, statement: AnalysisStep, value: TensorValue, result: ResultMeta) -> None:
         """Apply what was decided on a result; what nothing follows from is known as a whole, where it can be."""
         decision = self.decisions.get(statement.index)
         free = value.known and not value.grad and statement.flaggable and not self.frozen
@@ -225,36 +232,36 @@ class Interpreter:
             if decision is not None:
                 self.decisions[statement.index] = decision
         kind: Kind = value.kind
-        share: Share | None = None
+        share: Weight | None = None
         if decision == "share" and isinstance(kind, WeightedPartial):
             share, kind = kind.share, Partial()
         elif decision == "times" and isinstance(kind, Partial):
-            kind, share = WeightedPartial(Uniform()), Times()
+            kind, share = WeightedPartial(UniformWeight()), CountWeight()
         elif decision == "once" and isinstance(kind, Replicate):
-            kind, share = Partial(), Uniform()
+            kind, share = Partial(), UniformWeight()
         elif decision == "whole" and free and result.batch is None:
-            kind, share = Replicate(), Whole(value.key)
+            kind, share = Replicate(), WholeValue(value.key)
         elif decision == "part" and free and isinstance(result.batch, int):
             kind = Shard(result.batch, result.shape[result.batch] // statement.samples)
-            share = Part(value.key, kind)
+            share = PartValue(value.key, kind)
         if share is not None:
             self.shares[statement.index] = share
             self.values[statement.results[0][0]] = replace(value, kind=kind)
         else:
             self.shares.pop(statement.index, None)
 
-    def _hand_out(self, statement: Statement) -> None:
+    def _split_results(self, statement: AnalysisStep) -> None:
         """What a function returns that nothing follows from, where it returns several tensors; numbers of rows."""
         found = None
-        if not self.frozen and (statement.spread or any(key in self.pointers for key, _ in statement.results)):
-            found = handed_out(statement.results, self.values, statement.samples, self.pointers)
+        if not self.frozen and (statement.returns_several or any(key in self.pointers for key, _ in statement.results)):
+            found = split_results(statement.results, self.values, statement.samples, self.pointers)
         if found is not None:
             for (key, _), kind in zip(statement.results, found[0], strict=True):
                 self.values[key] = replace(self.values[key], kind=kind)
             self.shares[statement.index] = found[1]
 
     # ── one statement ──────────────────────────────────────────────────────────────────────────────────────────
-    def arguments(self, statement: Statement) -> tuple[Any, Any]:
+    def arguments(self, statement: AnalysisStep) -> tuple[Any, Any]:
         """(args, kwargs) with values in place of tensors."""
         read = partial(self._read_late, statement.late) if statement.late else self.read
         try:
@@ -263,20 +270,20 @@ class Interpreter:
             else:
                 args, kwargs = decode(statement.form, read)
         except TypeError as error:  # a torch.Size takes whole numbers only
-            raise Refused("it is given a size that depends on the number of samples") from error
+            raise AnalysisRefused("it is given a size that depends on the number of samples") from error
         return args, kwargs
 
     def _read_late(self, late: tuple[int, ...], form: Any) -> Any:
         """A value; if it was written to since it was made, what is known of it is what it is after these writes."""
         value = self.read(form)
-        writes = tuple(write for write in late if isinstance(value, Value) and write > form.node)
+        writes = tuple(write for write in late if isinstance(value, TensorValue) and write > form.node)
         if not writes:
             return value
-        if not is_as_left(self, value, self.key(form), writes):
-            value = replace(value, even=None)
-        ahead = form.node in self.ahead and all(write in self.ahead for write in writes)
+        if not is_known_after_writes(self, value, self.key(form), writes):
+            value = replace(value, invariance=None)
+        ahead = form.node in self.precomputable and all(write in self.precomputable for write in writes)
         if ahead and isinstance(value.kind, Shard) and not value.grad:
-            return replace(value, key=Written(form, writes), known=True, repeats=None)
+            return replace(value, key=WrittenValue(form, writes), known=True, repeats=None)
         return replace(value, known=False, repeats=None)
 
     def read(self, form: Any) -> Any:
@@ -287,74 +294,74 @@ class Interpreter:
         if isinstance(form, Ref):
             key = self.key(form)
             if key not in self.values:
-                raise Refused(f"it reads {form}, which was not followed")
+                raise AnalysisRefused(f"it reads {form}, which was not followed")
             return self.values[key]
         if isinstance(form, Number):
             return number_kind(form.expr, self.values)
         return None  # an object of the model
 
-    def _kinds(self, statement: Statement) -> Sequence[Kind]:
+    def _kinds(self, statement: AnalysisStep) -> Sequence[Kind]:
         found: Any
         if statement.role:
-            return spread(kind_of_role(statement, *self.arguments(statement)), len(statement.results))
+            return expand_kinds(kind_of_role(statement, *self.arguments(statement)), len(statement.results))
         if statement.run is not None:
             if statement.form is not None and self.is_rolled:
-                refuse_apart(*self.arguments(statement))
-            return spread(statement.run(self, statement), len(statement.results))
+                refuse_per_micro_batch(*self.arguments(statement))
+            return expand_kinds(statement.run(self, statement), len(statement.results))
         args, kwargs = self.arguments(statement)
         if self.is_rolled:
-            refuse_apart(args, kwargs)
-        call = Call(
+            refuse_per_micro_batch(args, kwargs)
+        call = OpCall(
             statement.name, args, kwargs, statement.samples, [r for _, r in statement.results], statement.traced
         )
         call.random, call.index, call.least = statement.random, statement.index, self.least
-        found = self._judged(statement, call)
+        found = self._judge(statement, call)
         if call.conditions and self.frozen:
-            raise Refused(f"{call.name} by a mask, inside a layer")
+            raise AnalysisRefused(f"{call.name} by a mask, inside a layer")
         self.assumed[statement.index], self.conditions[statement.index] = call.assumed, call.conditions
         if call.sizes:
             self.sizes[statement.index] = call.sizes
         else:
             self.sizes.pop(statement.index, None)
-        return spread(found, len(statement.results))
+        return expand_kinds(found, len(statement.results))
 
-    def _judged(self, statement: Statement, call: Call) -> Any:
-        numbers = [leaf for leaf in leaves((call.args, call.kwargs)) if isinstance(leaf, (Count, Odd))]
+    def _judge(self, statement: AnalysisStep, call: OpCall) -> Any:
+        numbers = [leaf for leaf in leaves((call.args, call.kwargs)) if isinstance(leaf, (SampleCount, UnknownNumber))]
         tensors = call.tensors()
         if all(value.is_constant for value in tensors) and not numbers:
             return Replicate()
         opaque = next((value for value in tensors if isinstance(value.kind, Opaque)), None)
         if opaque is not None:
-            raise Inherited(opaque.kind.reason)  # type: ignore[union-attr]
+            raise InheritedRefusal(opaque.kind.reason)  # type: ignore[union-attr]
         rule = find_rule(statement.name)
         try:
-            if rule is None and not concerns_order(call):
-                raise Refused("no rule says what it does with samples")
+            if rule is None and not uses_sorted_rows(call):
+                raise AnalysisRefused("no rule says what it does with samples")
             if numbers and statement.name not in COUNTING:
-                raise Refused("it uses the number of samples")
-            found = arranged(call, rule) if rule is None or concerns_order(call) else rule(call)
-            refuse_draws_apart(call, found)
+                raise AnalysisRefused("it uses the number of samples")
+            found = sorted_rows_kind(call, rule) if rule is None or uses_sorted_rows(call) else rule(call)
+            refuse_scattered_random_numbers(call, found)
             return found
-        except Demand as demand:
+        except DecisionDemand as demand:
             nearest = self._reach(demand.key, demand.decision)
-            raise (nearest or self._otherwise(call, demand)) from None
+            raise (nearest or self._alternative(call, demand)) from None
         except _BUGS as error:
-            raise Refused(f"its arguments are not understood ({error!s:.60})") from error
-        except Refused as refused:
+            raise AnalysisRefused(f"its arguments are not understood ({error!s:.60})") from error
+        except AnalysisRefused as refused:
             read = [self.values[key] for key in map(self.key, form_refs(statement.form)) if key in self.values]
-            raise (self._foreseen(read) or refused) from None
+            raise (self._demand_whole(read) or refused) from None
 
-    def _otherwise(self, call: Call, demand: Demand) -> Exception:
+    def _alternative(self, call: OpCall, demand: DecisionDemand) -> Exception:
         """What to do where a demand cannot be met: constants that are added to a sum can be made one instead."""
         if demand.decision == "times":
             for value in call.tensors():
                 if value.is_constant and self._possible(value.key, "once"):
-                    return Demand(value.key, "once")
-        return self._foreseen(call.tensors()) or Refused("its parts are needed in two ways")
+                    return DecisionDemand(value.key, "once")
+        return self._demand_whole(call.tensors()) or AnalysisRefused("its parts are needed in two ways")
 
-    def _foreseen(self, tensors: Sequence[Value]) -> Demand | None:
+    def _demand_whole(self, tensors: Sequence[TensorValue]) -> DecisionDemand | None:
         """Sums over the batch that are known before the step can be put in as they are."""
         for value in tensors:
             if value.is_sum and self._possible(value.key, "whole"):
-                return Demand(value.key, "whole")
+                return DecisionDemand(value.key, "whole")
         return None

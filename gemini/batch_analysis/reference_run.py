@@ -23,7 +23,7 @@ from gemini.ir.interpreter import Execution
 from gemini.ir.pytree import Ref, expr_refs
 
 
-def pieces(sizes: Sequence[int]) -> list[tuple[int, int]]:
+def micro_batch_ranges(sizes: Sequence[int]) -> list[tuple[int, int]]:
     """(start, length) of every micro-batch."""
     starts = [sum(sizes[:at]) for at in range(len(sizes))]
     return list(zip(starts, sizes, strict=True))

@@ -15,13 +15,13 @@ from gemini.ir.graph import Graph
 from gemini.ir.node import Node
 
 
-def obstacle(graph: Graph) -> str:
+def find_obstacle(graph: Graph) -> str:
     """What a graph leaves behind in a way that no rule follows; '' if nothing."""
     held = dict(graph.bound_model().named_buffers(remove_duplicate=False))
     for node in graph.nodes:
         if node.changes and node.target != ASSIGN and node.kind != "module":
             return f"{node.name} keeps something of every run ({', '.join(node.changes)})"
-        for source in _written(graph, node):
+        for source in _written_sources(graph, node):
             if source.is_source and (source.kind != "buffer" or source.target not in held):
                 return f"{node.name} writes the {source.kind} {source.target} in place"
     return ""
@@ -30,7 +30,7 @@ def obstacle(graph: Graph) -> str:
 def written_buffers(graph: Graph) -> frozenset[str]:
     """The names of the buffers that a run may write."""
     model = graph.bound_model()
-    found = {source.target for node in graph.nodes for source in _written(graph, node)}
+    found = {source.target for node in graph.nodes for source in _written_sources(graph, node)}
     for node in graph.nodes:
         for owner in node.changes if node.target != ASSIGN else ():
             module = model.get_submodule(owner)
@@ -38,7 +38,7 @@ def written_buffers(graph: Graph) -> frozenset[str]:
     return frozenset(found & dict(model.named_buffers(remove_duplicate=False)).keys())
 
 
-def _written(graph: Graph, node: Node) -> Iterator[Node]:
+def _written_sources(graph: Graph, node: Node) -> Iterator[Node]:
     """The nodes whose values a node writes, and those whose memory these look at."""
     for ref in node.mutates:
         source = graph.nodes[ref.node]

@@ -31,7 +31,7 @@ import torch
 from gemini.batch_analysis.assumptions import Condition
 from gemini.batch_analysis.batch_kinds import Kind, SplittingError
 from gemini.batch_analysis.loss_tape import Op
-from gemini.batch_analysis.microbatch_weights import Known, Share, with_part
+from gemini.batch_analysis.microbatch_weights import PrecomputedValues, Weight, replace_part
 from gemini.ir.pytree import Literal, SequenceForm
 
 NUMBERS = -1  # in `Splitting.sizes`: not a number of samples, but the list of their numbers
@@ -50,8 +50,8 @@ class Splitting:
     inputs: tuple[int | None, ...] = ()
     operands: dict[int, int | None] = field(default_factory=dict)
     outputs: tuple[Kind, ...] = ()
-    node_shares: dict[int, Share] = field(default_factory=dict)
-    op_shares: dict[int, Share] = field(default_factory=dict)
+    node_shares: dict[int, Weight] = field(default_factory=dict)
+    op_shares: dict[int, Weight] = field(default_factory=dict)
     sizes: dict[int, dict[tuple[int, ...], int]] = field(default_factory=dict)
     numbers: tuple[int, ...] = ()  # operands that must hold 0, 1, 2 … in every step; a micro-batch has its own
     conditions: tuple[Condition, ...] = ()  # must hold in every step
@@ -63,7 +63,7 @@ class Splitting:
         """The op of a tape as a micro-batch of so many samples runs it."""
         form = op.form
         for path, entries in self.sizes.get(at, {}).items():
-            form = with_part(form, path, _range(samples) if entries == NUMBERS else Literal(entries * samples))
+            form = replace_part(form, path, _range(samples) if entries == NUMBERS else Literal(entries * samples))
         return op if form is op.form else replace(op, form=form)
 
     def needs(self) -> tuple[Hashable, ...]:
@@ -72,13 +72,15 @@ class Splitting:
         keys = [key for share in shares for key in share.needs()]
         return tuple(dict.fromkeys([*keys, *(key for one in self.conditions for key in one.needs())]))
 
-    def weights(self, known: Known, sizes: Sequence[int]) -> tuple[Mapping[int, list[Any]], Mapping[int, list[Any]]]:
+    def weights(
+        self, known: PrecomputedValues, sizes: Sequence[int]
+    ) -> tuple[Mapping[int, list[Any]], Mapping[int, list[Any]]]:
         """The factors of flagged nodes and of flagged ops, one a micro-batch.
 
         Raises SplittingError where an operand or a mask is not what the proof relied on.
         """
         for condition in self.conditions:
-            reason = condition.broken(known, sum(sizes))
+            reason = condition.violation(known, sum(sizes))
             if reason:
                 raise SplittingError(reason)
         for number in self.numbers:

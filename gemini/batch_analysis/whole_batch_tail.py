@@ -19,13 +19,13 @@ import torch
 
 from gemini.batch_analysis.batch_counts import number_at, number_kind
 from gemini.batch_analysis.batch_kinds import Kind, Opaque, Partial, Replicate, Shard, WeightedPartial
-from gemini.batch_analysis.graph_analysis import GraphForms, settle_assignments, settle_guards
-from gemini.batch_analysis.loss_analysis import outputs_of
+from gemini.batch_analysis.graph_analysis import GraphKinds, settle_assignments, settle_guards
+from gemini.batch_analysis.loss_analysis import tape_outputs
 from gemini.batch_analysis.loss_tape import Meta, Tape
-from gemini.batch_analysis.microbatch_join import Joined
-from gemini.batch_analysis.numeric_check import check, near
-from gemini.batch_analysis.op_call import Count, Odd
-from gemini.batch_analysis.propagate import Interpreter
+from gemini.batch_analysis.microbatch_join import JoinKind
+from gemini.batch_analysis.numeric_check import check_splitting, is_close
+from gemini.batch_analysis.op_call import SampleCount, UnknownNumber
+from gemini.batch_analysis.propagate import KindInterpreter
 from gemini.batch_analysis.split_result import Splitting
 from gemini.ir.call_binding import ModelCall
 from gemini.ir.def_use import tensor_reads
@@ -42,7 +42,7 @@ class NoTail(Exception):
     """A graph has none; the text says why."""
 
 
-def freed(forms: GraphForms) -> GraphForms:
+def release_blockers(forms: GraphKinds) -> GraphKinds:
     """The same, where all that keeps a graph from being split is in nodes that a tail can have. Raises NoTail."""
     interpreter, graph = forms.interpreter.copy(), forms.graph
     if not forms.reason:
@@ -57,20 +57,20 @@ def freed(forms: GraphForms) -> GraphForms:
     return replace(forms, interpreter=interpreter)
 
 
-def find_tail(forms: GraphForms) -> tuple[int, ...]:
+def find_tail(forms: GraphKinds) -> tuple[int, ...]:
     """The nodes of the tail; none where every value of the graph is had from micro-batches. Raises NoTail."""
     graph = forms.graph
     found = {node.id for node in graph.compute_nodes if any(isinstance(k, Opaque) for k in _kinds(forms, node))}
     found |= {at for at in forms.interpreter.blockers if isinstance(at, int)}
     while True:
         _close(graph, found)
-        wrong = {ref.node for ref in border(graph, found) if not _can_be_joined(forms.kind(ref))}
-        wrong |= {at for at in _written(graph, found) if not graph.nodes[at].is_source}
+        wrong = {ref.node for ref in border(graph, found) if not _can_join(forms.kind(ref))}
+        wrong |= {at for at in _written_nodes(graph, found) if not graph.nodes[at].is_source}
         if wrong <= found:
             break
         found |= wrong
-    found |= _of_it_alone(forms, found)
-    _check(graph, found)
+    found |= _tail_only_nodes(forms, found)
+    _check_writes_and_rng(graph, found)
     return tuple(sorted(found))
 
 
@@ -83,12 +83,12 @@ def border(graph: Graph, nodes: Iterable[int]) -> Iterator[Ref]:
                 yield ref
 
 
-def _kinds(forms: GraphForms, node: Node) -> Iterator[Kind]:
+def _kinds(forms: GraphKinds, node: Node) -> Iterator[Kind]:
     for source, path in node.outputs:
         yield forms.kind(Ref(node.id, source, path))
 
 
-def _can_be_joined(kind: Kind) -> bool:
+def _can_join(kind: Kind) -> bool:
     return isinstance(kind, (Shard, Replicate, Partial, WeightedPartial))
 
 
@@ -98,7 +98,7 @@ def _close(graph: Graph, found: set[int]) -> None:
             found.add(node.id)
 
 
-def _of_it_alone(forms: GraphForms, found: set[int]) -> set[int]:
+def _tail_only_nodes(forms: GraphKinds, found: set[int]) -> set[int]:
     """Nodes that make something that is the same for all samples, and that only the tail reads."""
     graph = forms.graph
     readers: dict[int, set[int]] = {}
@@ -124,16 +124,18 @@ def _of_it_alone(forms: GraphForms, found: set[int]) -> set[int]:
     return more
 
 
-def _written(graph: Graph, found: set[int]) -> Iterator[int]:
+def _written_nodes(graph: Graph, found: set[int]) -> Iterator[int]:
     """The nodes that have made what is written in a tail."""
     for index in found:
         for ref in graph.nodes[index].mutates:
             yield from (ref.node, *graph.nodes[ref.node].shares)
 
 
-def _check(graph: Graph, found: set[int]) -> None:
+def _check_writes_and_rng(graph: Graph, found: set[int]) -> None:
     """What is written in a tail must be its own, or kept by the model, and it must be the last that draws."""
-    strange = next((at for at in _written(graph, found) if at not in found and graph.nodes[at].kind != "buffer"), None)
+    strange = next(
+        (at for at in _written_nodes(graph, found) if at not in found and graph.nodes[at].kind != "buffer"), None
+    )
     if strange is not None:
         raise NoTail(f"{graph.nodes[strange].name} is written where samples have met")
     model = graph.bound_model()
@@ -148,7 +150,7 @@ def _check(graph: Graph, found: set[int]) -> None:
 
 
 # ── the proof ──────────────────────────────────────────────────────────────────────────────────────────────────────
-def settled(forms: GraphForms, wanted: Iterable[Ref]) -> Interpreter:
+def join_weighted(forms: GraphKinds, wanted: Iterable[Ref]) -> KindInterpreter:
     """The kinds of values when some of them are put together: means have become sums. Raises NoTail."""
     interpreter = forms.interpreter.copy()
     for ref in dict.fromkeys(wanted):
@@ -163,30 +165,30 @@ def settled(forms: GraphForms, wanted: Iterable[Ref]) -> Interpreter:
     return interpreter
 
 
-def number_joined(expr: object, interpreter: Interpreter) -> Joined | None:
+def join_kind_of_number(expr: object, interpreter: KindInterpreter) -> JoinKind | None:
     """How a number of the whole batch is had from those of micro-batches."""
     found = number_kind(expr, interpreter.values)
-    return None if isinstance(found, Odd) else Partial() if isinstance(found, Count) else Replicate()
+    return None if isinstance(found, UnknownNumber) else Partial() if isinstance(found, SampleCount) else Replicate()
 
 
-def prove_tail(forms: GraphForms, nodes: tuple[int, ...], tape: Tape, root: int | None, samples: int) -> Splitting:
+def prove_tail(forms: GraphKinds, nodes: tuple[int, ...], tape: Tape, root: int | None, samples: int) -> Splitting:
     """How a step splits up to a tail that these nodes and the tape make up; without a root all outputs are wanted."""
-    outputs = outputs_of(forms, tape)
+    outputs = tape_outputs(forms, tape)
     if forms.reason or outputs is None:
         return Splitting(forms.reason or "the model returned other tensors than its graph")
     tail = set(nodes)
     read = set(range(tape.outputs))
     if root is not None:
-        read = {root, *(number for at in tape.needed_for(root) for number in tape.ops[at].reads())}
+        read = {root, *(number for at in tape.ops_needed_for(root) for number in tape.ops[at].reads())}
     wanted = [*border(forms.graph, tail), *(outputs[at] for at in sorted(read) if at < tape.outputs)]
     try:
-        interpreter = settled(forms, [ref for ref in wanted if ref.node not in tail])
+        interpreter = join_weighted(forms, [ref for ref in wanted if ref.node not in tail])
     except NoTail as error:
         return Splitting(str(error))
     if tail.issuperset(interpreter.blockers):  # demands may have had them looked at again
         interpreter.blocked = ""
     settle_guards(interpreter, forms.graph)
-    reason = interpreter.blocked or _other_way(interpreter, forms.graph, tail, samples)
+    reason = interpreter.blocked or _find_size_branch(interpreter, forms.graph, tail, samples)
     kinds = [Replicate() if ref.node in tail else interpreter.values[ref].kind for ref in outputs]
     shares = {at: one for at, one in interpreter.shares.items() if isinstance(at, int) and at not in tail}
     conditions = tuple(dict.fromkeys(one for each in interpreter.conditions.values() for one in each))
@@ -196,13 +198,13 @@ def prove_tail(forms: GraphForms, nodes: tuple[int, ...], tape: Tape, root: int 
     )
 
 
-def _other_way(interpreter: Interpreter, graph: Graph, tail: set[int], samples: int) -> str:
+def _find_size_branch(interpreter: KindInterpreter, graph: Graph, tail: set[int], samples: int) -> str:
     """The first branch on sizes that would not go on the whole batch as it went; the tail looks at its own itself."""
     for guard in graph.guards:
         if guard.data or any(ref.node in tail for part in tensor_reads(guard.expr) for ref in expr_refs(part)):
             continue
         found = number_at(guard.expr, interpreter.values, samples)
-        unclear = found is None and isinstance(number_kind(guard.expr, interpreter.values), Odd)
+        unclear = found is None and isinstance(number_kind(guard.expr, interpreter.values), UnknownNumber)
         if unclear or (found is not None and found != guard.expected):
             return f"a branch depends on the number of samples ({guard.line})"
     return ""
@@ -213,25 +215,25 @@ _CLOSE = 2e-3  # of the model's own type
 
 
 def check_tail(
-    forms: GraphForms, nodes: tuple[int, ...], splitting: Splitting, call: ModelCall, given: Mapping[int, Any] | None
+    forms: GraphKinds, nodes: tuple[int, ...], splitting: Splitting, call: ModelCall, given: Mapping[int, Any] | None
 ) -> str:
     """Why a splitting is to be refused after all; '' if nothing speaks against it."""
     graph, (args, kwargs) = forms.graph, call.arguments()
     inside = set(nodes)
     read = list(dict.fromkeys([*border(graph, inside), *(ref for ref in graph.outputs() if ref.node not in inside)]))
-    values = settled(forms, border(graph, inside)).values
+    values = join_weighted(forms, border(graph, inside)).values
     read = [ref for ref in read if not graph.nodes[ref.node].is_source and ref in values]
     seen = replace(graph, result=SequenceForm(tuple, tuple(read)))
     metas = [Meta((), torch.float32, torch.device("cpu"), False)] * len(read)
     kinds = tuple(values[ref].kind for ref in read)
-    found = check(
+    found = check_splitting(
         replace(forms, graph=seen), Tape(len(read), metas), 0, replace(splitting, outputs=kinds), args, kwargs, given,
         inside,
     )  # fmt: skip
-    return found or ("" if given else _differs(forms, call))
+    return found or ("" if given else _compare_with_model(forms, call))
 
 
-def _differs(forms: GraphForms, call: ModelCall) -> str:
+def _compare_with_model(forms: GraphKinds, call: ModelCall) -> str:
     """Whether the graph does on all samples what the model does."""
     model, outputs = forms.graph.bound_model(), []
     saved = ModelSnapshot(model)
@@ -248,6 +250,6 @@ def _differs(forms: GraphForms, call: ModelCall) -> str:
     finally:
         saved.restore()
     own, found = outputs  # the graph may return more: what the model leaves in attributes
-    if len(own) <= len(found) and all(near(a, b, _CLOSE) for a, b in zip(own, found, strict=False)):
+    if len(own) <= len(found) and all(is_close(a, b, _CLOSE) for a, b in zip(own, found, strict=False)):
         return ""
     return "its graph gives something else on the whole batch than the model"

@@ -77,7 +77,7 @@ class Paths:
             return f"{self.module(path)}[{name}]"
         return attribute(self.module(path) if path else "self", name) + subscripts.replace("'", '"')
 
-    def owned(self, path: str, name: str) -> str:
+    def model_object(self, path: str, name: str) -> str:
         """The text of a module or of an attribute of one."""
         if not name:
             return self.module(path)
@@ -127,7 +127,7 @@ def _lines(holding: Holding, paths: Paths, model: nn.Module, extra: str) -> list
     lines += _own_lines(holding, here, there)
     rest = list(holding.children.values())
     if is_keyed(holding.module) and not holding.extra_state:
-        rest = [child for child in rest if not (child.whole and child.path in _ranged(holding))]
+        rest = [child for child in rest if not (child.whole and child.path in _comprehension_children(holding))]
     for child_ in rest:
         lines += _lines(child_, paths, model, extra)
     return lines
@@ -154,7 +154,7 @@ def _own_lines(holding: Holding, here: str, there: str) -> list[str]:
     return lines
 
 
-def _ranged(holding: Holding) -> dict[str, int]:
+def _comprehension_children(holding: Holding) -> dict[str, int]:
     """The children that a comprehension can take: a run of whole ones, the first to come."""
     run: dict[str, int] = {}
     for name, part in holding.children.items():
@@ -167,7 +167,7 @@ def _ranged(holding: Holding) -> dict[str, int]:
 def _mirror(holding: Holding, model: nn.Module) -> str:
     if not is_keyed(holding.module):
         return "nn.Module()"
-    run = _ranged(holding)
+    run = _comprehension_children(holding)
     if not run:
         return "nn.ModuleDict()"
     there = original(model, holding.path)

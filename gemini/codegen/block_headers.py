@@ -19,13 +19,13 @@ def loop_header(loop: Loop, statements: Statements, liveness: Liveness) -> tuple
         if inside != start:
             before.append(f"{inside} = {start}")
     if not loop.layers:
-        return before, [turns(loop)], {}
+        return before, [repeat_header(loop)], {}
     taken = set(liveness.reserved) | set(liveness.lives())
     names = _names(loop, taken)
     return before, _header(loop, statements.paths, list(names.values()), taken), names
 
 
-def turns(loop: Loop) -> str:
+def repeat_header(loop: Loop) -> str:
     """The header of a loop whose body is the same in every turn."""
     return f"for _ in range({len(loop.indices)}):"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gemini.codegen.stage_statements import Statement
+from gemini.codegen.stage_statements import StageStatement
 
 _LONG = 12
 _SHORT = 3
@@ -17,10 +17,10 @@ class Paragraph:
 
     scope: str
     heading: str = ""
-    statements: list[Statement] = field(default_factory=list)
+    statements: list[StageStatement] = field(default_factory=list)
 
     @staticmethod
-    def split(run: Sequence[Statement], inside: Mapping[str, str]) -> list[Paragraph]:
+    def split(run: Sequence[StageStatement], inside: Mapping[str, str]) -> list[Paragraph]:
         """Paragraphs of a run; a few statements of an outer scope after an inner one stay with it.
 
         Scopes are named relative to `inside`: the layers of a turn of a loop, and what they are called there.
@@ -52,7 +52,7 @@ class Paragraph:
         return [Paragraph(self.scope, self.heading if at == 0 else "", part) for at, part in enumerate(pieces)]
 
 
-def _scope(statement: Statement) -> str:
+def _scope(statement: StageStatement) -> str:
     node = statement.main.node
     return node.scope[-1] if node is not None and node.scope else ""
 

@@ -48,7 +48,7 @@ def subscript(owner: str, index: str) -> str:
     return f"{owner}[{index}]"
 
 
-def sliced(start: str, stop: str, step: str | None) -> str:
+def slice_text(start: str, stop: str, step: str | None) -> str:
     """The text of a slice; colons between anything but names and numbers are spaced as operators."""
     parts = [start, stop] if step is None else [start, stop, step]
     if all(re.fullmatch(r"-?\w*", part) for part in parts):

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from gemini.codegen.attribute_paths import Paths, attribute, is_name
-from gemini.codegen.expression_text import COMPARE, PLUS, POWER, TIMES, UNARY, Text, infix, sliced, subscript
+from gemini.codegen.expression_text import COMPARE, PLUS, POWER, TIMES, UNARY, Text, infix, slice_text, subscript
 from gemini.codegen.import_block import Imports
 from gemini.codegen.literals import literal, string
 from gemini.codegen.value_names import unique
@@ -176,8 +176,8 @@ class Expressions:
     def _slice(self, form: SliceForm) -> Text:
         return Text(f"slice({self.all((form.start, form.stop, form.step))})")
 
-    def _owned(self, form: ModelObject) -> Text:
-        return Text(self.paths.owned(form.module, form.attribute))
+    def _model_object(self, form: ModelObject) -> Text:
+        return Text(self.paths.model_object(form.module, form.attribute))
 
     def _symbol(self, form: Symbol) -> Text:
         return Text(self.imports.symbol(form))
@@ -212,7 +212,7 @@ class Expressions:
             "" if isinstance(part, Literal) and part.value is None else str(self.form(part))
             for part in (form.start, form.stop, form.step)
         ]
-        return sliced(bounds[0], bounds[1], bounds[2] or None)
+        return slice_text(bounds[0], bounds[1], bounds[2] or None)
 
     # ── numbers ────────────────────────────────────────────────────────────────────────────────────────────────
     def _number(self, form: Number) -> Text:
@@ -237,7 +237,7 @@ class Expressions:
         if expr.op in _ROUND:
             self.imports.modules["math"] = ""
             return Text(f"{_ROUND[expr.op]}({self.expr(expr.operands[0])})")
-        return self._read(expr)
+        return self._read_text(expr)
 
     def _short(self, text: Text, expr: Expr) -> Text:
         """The text of a computed number, or a variable that is set first where it is long."""
@@ -247,7 +247,7 @@ class Expressions:
             self.prepared[text.code] = unique("size", {*self.taken, *self.prepared.values()})
         return Text(self.prepared[text.code])
 
-    def _read(self, expr: Expr) -> Text:
+    def _read_text(self, expr: Expr) -> Text:
         if expr.op == "call":
             name, args, kwargs = expr.operands
             return self.call_op(name, args.items, kwargs.items)
@@ -265,7 +265,7 @@ class Expressions:
         return operation(self, name, args, kwargs)
 
 
-def followed(text: Text, path: Path) -> Text:
+def follow_text(text: Text, path: Path) -> Text:
     """A part of a value."""
     code = text.owner if path else text.code
     for kind, key in path:
@@ -289,7 +289,7 @@ _WRITERS: dict[type, Callable[[Any, Any], Text]] = {
     ObjectForm: Expressions._record,
     BackReference: Expressions._again,
     SliceForm: Expressions._slice,
-    ModelObject: Expressions._owned,
+    ModelObject: Expressions._model_object,
     Symbol: Expressions._symbol,
     ClosureForm: Expressions._closure,
     PartialForm: Expressions._partial,

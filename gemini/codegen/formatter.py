@@ -12,7 +12,7 @@ WIDTH = 120
 _OPEN, _CLOSE = "([{", ")]}"
 
 
-def wrapped(line: str, indent: int = 0) -> list[str]:
+def wrap_line(line: str, indent: int = 0) -> list[str]:
     """A logical line as physical ones."""
     space = " " * indent
     inner = len(line) - len(line.lstrip(" "))
@@ -23,13 +23,13 @@ def wrapped(line: str, indent: int = 0) -> list[str]:
     if comment and len(space) + len(code) <= WIDTH:
         return [f"{space}# {comment}", space + code]
     if comment:
-        return [f"{space}# {comment}", *wrapped(code, len(space))]
-    return _opened(code, len(space))
+        return [f"{space}# {comment}", *wrap_line(code, len(space))]
+    return _open_bracket(code, len(space))
 
 
-def _opened(code: str, indent: int) -> list[str]:
+def _open_bracket(code: str, indent: int) -> list[str]:
     if code.startswith("return ") and len(split_parts(code[7:])) > 1:
-        return _exploded("return (", split_parts(code[7:]), ")", indent)
+        return _explode("return (", split_parts(code[7:]), ")", indent)
     span = _bracket(code, indent)
     if span is None:
         return [" " * indent + code]
@@ -39,14 +39,14 @@ def _opened(code: str, indent: int) -> list[str]:
     if len(space) + len(body) <= WIDTH:
         return [" " * indent + head, space + body, " " * indent + tail]
     grouping = code[start] == "(" and not re.search(r"[\w)\]]$", code[:start]) and not _has_comma(body)
-    return _exploded(head, split_parts(body), tail, indent, comma="" if grouping else ",")
+    return _explode(head, split_parts(body), tail, indent, comma="" if grouping else ",")
 
 
-def _exploded(head: str, parts: list[str], tail: str, indent: int, comma: str = ",") -> list[str]:
+def _explode(head: str, parts: list[str], tail: str, indent: int, comma: str = ",") -> list[str]:
     """One part a line, each with a comma; a comprehension has one part and no comma."""
     lines = [" " * indent + head]
     for part in parts:
-        opened = wrapped(part, indent + 4)
+        opened = wrap_line(part, indent + 4)
         lines += [*opened[:-1], opened[-1] + ("" if len(parts) == 1 and " for " in part else comma)]
     return [*lines, " " * indent + tail]
 

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from gemini.codegen.block_headers import base_region, contexts, loop_header, turns
+from gemini.codegen.block_headers import base_region, contexts, loop_header, repeat_header
 from gemini.codegen.comments import Paragraph
 from gemini.codegen.liveness import STRIDE, Liveness
-from gemini.codegen.stage_statements import Item, Loop, Statement
+from gemini.codegen.stage_statements import Item, Loop, StageStatement
 from gemini.codegen.statements import Statements
 from gemini.codegen.value_names import scope_word, unique
 from gemini.ir.autograd_modes import Region
@@ -28,7 +28,7 @@ _OFTEN = 2
 _Placed = tuple[Any, int]  # a statement or loop, and where it ends
 
 
-class Body:
+class ForwardBody:
     """Puts statements together."""
 
     def __init__(self, graph: Graph, statements: Statements, liveness: Liveness) -> None:
@@ -43,7 +43,7 @@ class Body:
     def write(self, items: list[Item]) -> list[str]:
         """The lines of the body, indented relative to it."""
         ends = [_position(item) for item in items[1:]] + [self.liveness.last] * bool(items)
-        for region, group in _grouped(zip(items, ends, strict=True), self._region):
+        for region, group in _group_by_region(zip(items, ends, strict=True), self._region):
             self._group(region, list(group))
         return self.lines
 
@@ -58,9 +58,9 @@ class Body:
     def _group(self, region: Region | None, items: list[tuple[Item, int]]) -> None:
         """Items of one region; neighbours share one `with`, so that autocast keeps the weights it has cast."""
         space = self._enter(region, "")
-        run: list[Statement] = []
+        run: list[StageStatement] = []
         for item, end in items:
-            if isinstance(item, Statement):
+            if isinstance(item, StageStatement):
                 run.append(item)
             if run and (isinstance(item, Loop) or end == items[-1][1]):
                 self._paragraphs(run, space, item.start if isinstance(item, Loop) else end)
@@ -76,7 +76,7 @@ class Body:
         return space + _INDENT
 
     # ── paragraphs ─────────────────────────────────────────────────────────────────────────────────────────────
-    def _paragraphs(self, run: Sequence[Statement], space: str, end: int, loop: Loop | None = None) -> None:
+    def _paragraphs(self, run: Sequence[StageStatement], space: str, end: int, loop: Loop | None = None) -> None:
         """Statements up to a position `end`, of the body of a loop if one is given."""
         turn = -1 if loop is None else loop.end
         paragraphs = Paragraph.split(run, {} if loop is None else self._headings(loop))
@@ -114,7 +114,7 @@ class Body:
         yield
         del paths.local[scope]
 
-    def _statements(self, run: Sequence[Statement], space: str) -> None:
+    def _statements(self, run: Sequence[StageStatement], space: str) -> None:
         for statement in run:
             self.lines += [space + line for line in self.statements.lines(statement)]
             for step in statement.steps:
@@ -168,7 +168,7 @@ class Body:
         """
         unused = [name for name in names if name not in self.statements.paths.read]
         if len(unused) == len(names):
-            self.lines[begin:body] = [space + turns(loop)]
+            self.lines[begin:body] = [space + repeat_header(loop)]
         elif unused:
             kept = [line for line in self.lines[begin:body] if line.partition(" = ")[0].strip() not in unused]
             self.lines[begin:body] = kept
@@ -176,7 +176,7 @@ class Body:
     def _turn(self, loop: Loop, space: str, region: Region | None) -> None:
         """The body of a loop, in regions where they differ from that around the loop."""
         ends = [*(statement.position for statement in loop.body[1:]), loop.end]
-        for inner, group in _grouped(zip(loop.body, ends, strict=True), self._region):
+        for inner, group in _group_by_region(zip(loop.body, ends, strict=True), self._region):
             run = list(group)
             at = space if inner == region else self._enter(inner, space)
             self._paragraphs([statement for statement, _ in run], at, run[-1][1], loop)
@@ -190,7 +190,9 @@ def _position(item: Item) -> int:
     return item.start if isinstance(item, Loop) else item.position
 
 
-def _grouped(items: Iterable[_Placed], region: Callable[[Any], Region | None]) -> Iterator[tuple[Region | None, Any]]:
+def _group_by_region(
+    items: Iterable[_Placed], region: Callable[[Any], Region | None]
+) -> Iterator[tuple[Region | None, Any]]:
     """Neighbouring items of one region."""
     return itertools.groupby(items, key=lambda placed: region(placed[0]))
 

@@ -54,7 +54,7 @@ class Imports:
     def cls(self, cls: type, where: str) -> str:
         """The text of a class."""
         symbol = Symbol(cls.__module__, cls.__qualname__)
-        if "<" in cls.__qualname__ or _resolved(symbol) is not cls:
+        if "<" in cls.__qualname__ or _resolve(symbol) is not cls:
             raise GenerateError(
                 f"{where} needs the class {cls.__qualname__}, which is local to a function and cannot be imported\n"
                 "    → define it at the top of its module"
@@ -111,10 +111,10 @@ def reachable(symbol: Symbol) -> bool:
         if not hasattr(found, part):
             return False
         found = getattr(found, part)
-    return found is _resolved(symbol)
+    return found is _resolve(symbol)
 
 
-def _resolved(symbol: Symbol) -> Any:
+def _resolve(symbol: Symbol) -> Any:
     try:
         return symbol.resolve()
     except (ImportError, AttributeError):

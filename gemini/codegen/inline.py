@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from gemini.codegen.op_text import returns_first
-from gemini.codegen.stage_statements import Statement
-from gemini.codegen.stage_steps import Step, read_refs
+from gemini.codegen.stage_statements import StageStatement
+from gemini.codegen.stage_steps import StageStep, read_refs
 from gemini.codegen.value_names import Namer
 from gemini.ir.pytree import BackReference, Ref, leaves
 
@@ -28,11 +28,11 @@ class _Pending:
     """A step whose value waits for its reader, with those folded into it."""
 
     value: Ref
-    step: Step
+    step: StageStep
     inner: tuple[_Pending, ...] = ()
 
     @property
-    def steps(self) -> tuple[Step, ...]:
+    def steps(self) -> tuple[StageStep, ...]:
         return (*(step for part in self.inner for step in part.steps), self.step)
 
 
@@ -49,15 +49,15 @@ class Folding:
         for ref in dict.fromkeys([*uses, *kept]):
             self.by_node.setdefault(ref.node, []).append(ref)
 
-    def fold(self, steps: Iterable[Step], indent: int = 0) -> list[Statement]:
+    def fold(self, steps: Iterable[StageStep], indent: int = 0) -> list[StageStatement]:
         """The statements of a straight run of steps."""
         self.width = _WIDEST - indent
-        done: list[Statement] = []
+        done: list[StageStatement] = []
         pending: list[_Pending] = []  # values that have no variable yet, in order of evaluation
         for step in steps:
-            taken = self._taken(step, pending)
+            taken = self._count_taken(step, pending)
             if not taken and self._fits_opened(step, pending):  # too long as a whole: give the inner part a name
-                done += [Statement(part.steps) for part in (*pending[:-1], *pending[-1].inner)]
+                done += [StageStatement(part.steps) for part in (*pending[:-1], *pending[-1].inner)]
                 pending, taken = [_Pending(pending[-1].value, pending[-1].step)], 1
             kept, inner = pending[: len(pending) - taken], pending[len(pending) - taken :]
             value = self._foldable(step)
@@ -65,14 +65,14 @@ class Folding:
             if value is not None and self._length(entry.steps) < self.width:
                 pending = [*kept, entry]
                 continue
-            done += [Statement(part.steps) for part in (*kept, entry)]
+            done += [StageStatement(part.steps) for part in (*kept, entry)]
             pending = []
-        return [*done, *(Statement(part.steps) for part in pending)]
+        return [*done, *(StageStatement(part.steps) for part in pending)]
 
-    def _taken(self, step: Step, pending: list[_Pending]) -> int:
+    def _count_taken(self, step: StageStep, pending: list[_Pending]) -> int:
         """How many of the latest pending values a step takes in, in their order."""
         waiting = [part.value for part in pending]
-        read = [ref for ref in self._evaluated(step) if ref in waiting]
+        read = [ref for ref in self._evaluation_order(step) if ref in waiting]
         count = 0
         while count < min(len(read), len(waiting)) and read[-1 - count] == waiting[-1 - count]:
             count += 1
@@ -85,30 +85,30 @@ class Folding:
             count -= 1
         return count
 
-    def _fits_opened(self, step: Step, pending: list[_Pending]) -> bool:
+    def _fits_opened(self, step: StageStep, pending: list[_Pending]) -> bool:
         """Whether a step can take the latest pending value if what that holds gets a variable."""
         if not pending or not pending[-1].inner:
             return False
         last = _Pending(pending[-1].value, pending[-1].step)
-        return self._taken(step, [last]) == 1
+        return self._count_taken(step, [last]) == 1
 
-    def _evaluated(self, step: Step) -> list[Ref]:
+    def _evaluation_order(self, step: StageStep) -> list[Ref]:
         """The tensors a step reads, in the order in which Python evaluates them; none where that is not their own."""
         node, found = step.node, list(step.tensors())
-        if node is None or (node.checkpoint and getattr(node.kwargs, "items", None)) or self._is_hoisted(step):
+        if node is None or (node.wrapped and getattr(node.kwargs, "items", None)) or self._is_hoisted(step):
             return []
         value: Any = getattr(node.args, "items", None) or ()
         if node.target == "torch.Tensor.__setitem__" and found and value[-1] == found[-1]:
             return [found[-1], *found[:-1]]
         return found
 
-    def _is_hoisted(self, step: Step) -> bool:
+    def _is_hoisted(self, step: StageStep) -> bool:
         """Whether containers among its arguments get variables, and so are evaluated first."""
         if any(isinstance(leaf, BackReference) for form in step.forms for leaf in leaves(form)):
             return True
         return step.node is not None and any(ref.source == "arg" for ref in self.by_node.get(step.node.id, ()))
 
-    def _foldable(self, step: Step) -> Ref | None:
+    def _foldable(self, step: StageStep) -> Ref | None:
         """The one value of a step, if it is read once and may be folded into its reader."""
         node = step.node
         if node is None or node.mutates or (node.kind == "op" and returns_first(node.target)):
@@ -118,7 +118,7 @@ class Folding:
             return None
         return None if self._is_hoisted(step) else values[0]
 
-    def _reads_well(self, inner: Step, outer: Step) -> bool:
+    def _reads_well(self, inner: StageStep, outer: StageStep) -> bool:
         """Whether the model's code has one inside the other, or at least no name for it."""
         one, other = inner.node, outer.node
         if one is None or other is None or one.region != other.region:
@@ -126,14 +126,14 @@ class Folding:
         statement = self.namer.statement(one)
         if statement is not None and statement is self.namer.statement(other):
             return True
-        return not self.namer.assigned(one, self.by_node[one.id][0].path)
+        return not self.namer.assigned_name(one, self.by_node[one.id][0].path)
 
-    def _room(self, step: Step) -> int:
+    def _room(self, step: StageStep) -> int:
         """How long the text of a step may be, beside the name that is set."""
         values = self.by_node.get(step.node.id, []) if step.node is not None else []
         return self.width - sum(len(self.namer.of(value)) + 3 for value in values)
 
-    def _length(self, steps: tuple[Step, ...]) -> int:
+    def _length(self, steps: tuple[StageStep, ...]) -> int:
         """How long the text of folded steps will be, give or take numbers after names."""
         total = 2 * (len(steps) - 1)
         for step in steps:
@@ -143,6 +143,6 @@ class Folding:
         return total
 
 
-def count_uses(steps: Iterable[Step]) -> Counter[Ref]:
+def count_uses(steps: Iterable[StageStep]) -> Counter[Ref]:
     """How often every value is read, as a tensor or as a number."""
     return Counter(ref for step in steps for ref in read_refs(step))

@@ -50,11 +50,11 @@ def _collection(value: Any) -> str | None:
         texts = [literal(part) for part in ordered]
         if None in texts:
             return None
-        return _joined(type(value), [text for text in texts if text is not None])
+        return _join(type(value), [text for text in texts if text is not None])
     return None
 
 
-def _joined(cls: type, texts: list[str]) -> str | None:
+def _join(cls: type, texts: list[str]) -> str | None:
     inner = ", ".join(texts)
     if cls is tuple:
         return f"({inner},)" if len(texts) == 1 else f"({inner})"

@@ -6,7 +6,7 @@ statement reads before it sets.
 
 from __future__ import annotations
 
-from gemini.codegen.stage_statements import Item, Loop, Statement, Variable
+from gemini.codegen.stage_statements import Item, Loop, StageStatement, Variable
 from gemini.codegen.value_names import unique
 from gemini.codegen.variables import Bindings
 from gemini.ir.pytree import Ref
@@ -22,62 +22,62 @@ class Liveness:
         self.variables: dict[Variable, None] = {}
         for variable, _ in bindings.places.values():
             if variable.fixed:
-                self._set(variable, -1)
+                self._add_set(variable, -1)
         for variable in bindings.numbers.values():
             if variable.fixed:
-                self._set(variable, -1)
+                self._add_set(variable, -1)
         self.last = self._walk(items)
         for value in bindings.outputs:
             for variable in bindings.variables_of(value):
-                self._read(variable, self.last)
+                self._add_read(variable, self.last)
         for loop in items:
             if isinstance(loop, Loop):
                 self._merge(loop)
         self._give_names()
 
     # ── spans ──────────────────────────────────────────────────────────────────────────────────────────────────
-    def _set(self, variable: Variable, position: int) -> None:
+    def _add_set(self, variable: Variable, position: int) -> None:
         variable.spans.append([position, position])
         self.variables[variable] = None
 
-    def _read(self, variable: Variable, position: int) -> None:
+    def _add_read(self, variable: Variable, position: int) -> None:
         variable.spans[-1][1] = max(variable.spans[-1][1], position)
 
     def _walk(self, items: list[Item]) -> int:
         position = STRIDE
         for item in items:
-            if isinstance(item, Statement):
+            if isinstance(item, StageStatement):
                 self._statement(item, position)
                 position += STRIDE
                 continue
             position = self._loop(item, position)
         return position
 
-    def _statement(self, statement: Statement, position: int) -> None:
+    def _statement(self, statement: StageStatement, position: int) -> None:
         statement.position = position
         for step in statement.steps:
-            for variable in self.bindings.read(step):
-                self._read(variable, position + 1)
+            for variable in self.bindings.variables_read(step):
+                self._add_read(variable, position + 1)
             target = self.bindings.targets.get(step.node.id) if step.node is not None else None
             for _, _, variable in target.hoisted if target is not None else ():
-                self._set(variable, position)
-                self._read(variable, position + 1)
+                self._add_set(variable, position)
+                self._add_read(variable, position + 1)
         for step in statement.steps:
             for variable in self.bindings.set_by(step):
-                self._set(variable, position + 1)
+                self._add_set(variable, position + 1)
             target = self.bindings.targets.get(step.node.id) if step.node is not None else None
             for variable, _ in target.sides if target is not None else ():
-                self._set(variable, position + 2)
+                self._add_set(variable, position + 2)
 
     def _loop(self, loop: Loop, position: int) -> int:
         loop.start = position
         for collected in loop.collected:
-            self._set(self.bindings.list_of(collected), position)
+            self._add_set(self.bindings.list_of(collected), position)
         outside = dict(self.variables)
         for carried in loop.carried:
             for variable in self.bindings.variables_of(carried.start):
-                self._read(variable, position)
-            self._set(self.bindings.places[carried.inside][0], position + 1)
+                self._add_read(variable, position)
+            self._add_set(self.bindings.places[carried.inside][0], position + 1)
         position += STRIDE
         for statement in loop.body:
             self._statement(statement, position)
@@ -86,14 +86,14 @@ class Liveness:
             for collected in loop.collected:
                 if collected.made.node in made:
                     for variable in self.bindings.variables_of(collected.made):
-                        self._read(variable, statement.position + STRIDE - 1)
+                        self._add_read(variable, statement.position + STRIDE - 1)
         loop.end = position
         for carried in loop.carried:  # what a turn makes is read by the next
             for variable in self.bindings.variables_of(carried.made):
-                self._read(variable, loop.end)
+                self._add_read(variable, loop.end)
         for variable in outside:  # what the body reads from outside is needed on every turn
             if variable.spans[-1][1] > loop.start:
-                self._read(variable, loop.end)
+                self._add_read(variable, loop.end)
         return position + STRIDE
 
     # ── loops ──────────────────────────────────────────────────────────────────────────────────────────────────

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from gemini.codegen.attribute_paths import Paths
-from gemini.codegen.out_checks import is_watched
+from gemini.codegen.out_checks import needs_output_check
 from gemini.codegen.stage_modules import HELD, join
 from gemini.codegen.stage_statements import ANYWHERE, Carried, Collected, Loop
-from gemini.codegen.stage_steps import Step, read_refs
+from gemini.codegen.stage_steps import StageStep, read_refs
 from gemini.ir.graph import Graph
 from gemini.ir.node import MODULES
 from gemini.ir.pytree import ModelObject, Path, Ref
@@ -30,11 +30,11 @@ Place = tuple[int, str, Path]  # the step of a unit, and the value of it
 
 
 @dataclass
-class Unit:
+class LoopTurnSteps:
     """The steps of one turn: of `width` layers from `key` on; or of no layer in particular, of index ANYWHERE."""
 
     key: Key
-    steps: list[Step]
+    steps: list[StageStep]
     width: int = 1
 
     def __post_init__(self) -> None:
@@ -55,17 +55,17 @@ class Unit:
         return None
 
 
-class Alike:
+class LoopFinder:
     """Finds out which units of a stage are alike, and makes loops of them."""
 
     def __init__(
-        self, graph: Graph, paths: Paths, steps: list[Step], leaving: list[Ref], apart: Collection[int] = ()
+        self, graph: Graph, paths: Paths, steps: list[StageStep], leaving: list[Ref], apart: Collection[int] = ()
     ) -> None:
         self.graph, self.paths, self.apart = graph, paths, apart
         self.leaving: dict[int, list[Ref]] = {}
         for ref in leaving:
             self.leaving.setdefault(ref.node, []).append(ref)
-        self.readers: dict[int, list[tuple[Step, Ref]]] = {}
+        self.readers: dict[int, list[tuple[StageStep, Ref]]] = {}
         for step in steps:
             for ref in read_refs(step):
                 self.readers.setdefault(ref.node, []).append((step, ref))
@@ -75,13 +75,13 @@ class Alike:
         self._shapes: dict[tuple[int, Key, int], str] = {}
 
     @staticmethod
-    def is_worth_it(units: list[Unit]) -> bool:
+    def is_worth_it(units: list[LoopTurnSteps]) -> bool:
         """Whether a loop is shorter to read than its turns."""
         size = len(units[0].steps)
         return (len(units) - 1) * size >= _SAVED and (len(units) > 2 or size >= _SIZE)
 
     # ── alike ──────────────────────────────────────────────────────────────────────────────────────────────────
-    def alike(self, units: list[Unit]) -> tuple[int, dict[Place, Ref]]:
+    def count_equal(self, units: list[LoopTurnSteps]) -> tuple[int, dict[Place, Ref]]:
         """How many units from the first on are alike, and what the carried values are at the start."""
         starts: dict[Place, Ref] = {}
         count = 1
@@ -92,7 +92,9 @@ class Alike:
             count += 1
         return count, starts
 
-    def _match(self, before: Unit | None, one: Unit, other: Unit, starts: dict[Place, Ref]) -> bool:
+    def _match(
+        self, before: LoopTurnSteps | None, one: LoopTurnSteps, other: LoopTurnSteps, starts: dict[Place, Ref]
+    ) -> bool:
         """Whether a unit is like the one before it; the first turn of a loop (nothing before) sets the starts."""
         if len(one.steps) != len(other.steps):
             return False
@@ -116,34 +118,34 @@ class Alike:
         starts.update(found)
         return True
 
-    def _same(self, a: Ref, one: Unit, b: Ref, other: Unit) -> bool:
+    def _same(self, a: Ref, one: LoopTurnSteps, b: Ref, other: LoopTurnSteps) -> bool:
         """Whether two values from outside are one, or the same tensor of two layers."""
         if a == b:
             return True
         left, right = self.graph.nodes[a.node], self.graph.nodes[b.node]
         if left.kind not in HELD or left.kind != right.kind:
             return False
-        return self._reached(left.target, one, self.paths.tensor) == self._reached(
+        return self._access_text(left.target, one, self.paths.tensor) == self._access_text(
             right.target, other, self.paths.tensor
         )
 
-    def shape(self, step: Step, unit: Unit) -> str:
+    def shape(self, step: StageStep, unit: LoopTurnSteps) -> str:
         """A step without what may differ between layers."""
         key = (id(step), unit.key, unit.width)
         if key not in self._shapes:
             self._shapes[key] = self._shape(step, unit)
         return self._shapes[key]
 
-    def _shape(self, step: Step, unit: Unit) -> str:
+    def _shape(self, step: StageStep, unit: LoopTurnSteps) -> str:
 
         def blank(form: Any) -> Any:
             if isinstance(form, Ref):
                 return Ref(0)
             if isinstance(form, ModelObject):
-                return ModelObject(self._reached(form.module, unit, self.paths.module), form.attribute)
+                return ModelObject(self._access_text(form.module, unit, self.paths.module), form.attribute)
             return form
 
-        plain = step.rewritten(blank)
+        plain = step.with_refs(blank)
         if plain.guard is not None:
             return repr((plain.guard.expr, plain.guard.expected))
         node = step.node
@@ -151,13 +153,13 @@ class Alike:
             return f"a number for another stage: {id(step)}"
         if node.id in self.apart:
             return f"a node like no other: {node.id}"
-        target = self._reached(node.target, unit, self.paths.module) if node.kind in MODULES else node.target
+        target = self._access_text(node.target, unit, self.paths.module) if node.kind in MODULES else node.target
         facts = (node.kind, target, plain.node.args, plain.node.kwargs, node.region, node.checkpoint)
         made = [(source, path) for source, path in node.outputs if source != "inner"]
         inner = len(node.outputs) - len(made)
-        return repr((*facts, node.out_spec, made, inner, len(node.mutates), is_watched(self.graph, node)))
+        return repr((*facts, node.out_spec, made, inner, len(node.mutates), needs_output_check(self.graph, node)))
 
-    def _reached(self, target: str, unit: Unit, text: Callable[[str], str]) -> str:
+    def _access_text(self, target: str, unit: LoopTurnSteps, text: Callable[[str], str]) -> str:
         """How the code reaches something from a layer that it is part of: of one layer, the stage may hold all, of
         another some parts, and these are reached otherwise (`parts[0]`, `parts["0"]`).
         """
@@ -168,7 +170,7 @@ class Alike:
         return f"·{at}" if target == path else f"·{at} {text(target).removeprefix(self.paths.module(path))}"
 
     # ── what is used outside ───────────────────────────────────────────────────────────────────────────────────
-    def _used_outside(self, units: list[Unit]) -> dict[Place, set[int]]:
+    def _find_used_outside(self, units: list[LoopTurnSteps]) -> dict[Place, set[int]]:
         """The values of units that code outside of the loop reads: in which units."""
         inside = {id(step) for unit in units for step in unit.steps}
         found: dict[Place, set[int]] = {}
@@ -181,11 +183,11 @@ class Alike:
                         found.setdefault(place, set()).add(at)
         return found
 
-    def until_used(self, units: list[Unit]) -> int:
+    def until_used(self, units: list[LoopTurnSteps]) -> int:
         """How many units a loop can take: up to the first whose values are needed afterwards, unless all are."""
         count = len(units)
         while count > 1:
-            used = self._used_outside(units[:count])
+            used = self._find_used_outside(units[:count])
             early = [min(turns) for turns in used.values() if len(turns) < count and min(turns) < count - 1]
             if not early:
                 break
@@ -193,7 +195,7 @@ class Alike:
         return count
 
     # ── a loop ─────────────────────────────────────────────────────────────────────────────────────────────────
-    def loop(self, units: list[Unit], starts: dict[Place, Ref]) -> Loop:
+    def loop(self, units: list[LoopTurnSteps], starts: dict[Place, Ref]) -> Loop:
         """The loop of alike units; `starts` are the carried values at its start."""
         first, template = units[0], units[1]
         carried: dict[Place, Carried] = {}
@@ -201,7 +203,7 @@ class Alike:
             carried[place] = Carried(self._new(), start, self._ref(template, place))
         self.renamed |= {node: self._id(template, place) for node, place in units[-1].places.items()}
         collected = []
-        for place, turns in self._used_outside(units).items():
+        for place, turns in self._find_used_outside(units).items():
             if turns != {len(units) - 1}:
                 places = {self._ref(unit, place): self._new() for unit in units}
                 self.turns |= places
@@ -211,7 +213,7 @@ class Alike:
             place = first.place(form) if isinstance(form, Ref) else None
             return form if place is None else carried[place].inside
 
-        steps = [step.rewritten(inner) for step in template.steps]
+        steps = [step.with_refs(inner) for step in template.steps]
         indices = tuple(unit.key[1] for unit in units)
         return Loop(first.key[0], indices, template.key[1], steps, first.width, list(carried.values()), collected)
 
@@ -221,10 +223,10 @@ class Alike:
         return Ref(self.pseudo)
 
     @staticmethod
-    def _id(unit: Unit, at: int) -> int:
+    def _id(unit: LoopTurnSteps, at: int) -> int:
         node = unit.steps[at].node
         assert node is not None
         return node.id
 
-    def _ref(self, unit: Unit, place: Place) -> Ref:
+    def _ref(self, unit: LoopTurnSteps, place: Place) -> Ref:
         return Ref(self._id(unit, place[0]), place[1], place[2])

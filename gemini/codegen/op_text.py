@@ -62,8 +62,8 @@ def operation(write: Expressions, name: str, args: SequenceType[Any], kwargs: An
         if short.endswith(".__get__") and len(args) <= 2 and not kwargs:
             return Text(f"{write.form(args[0]).owner}.{short.removesuffix('.__get__')}")
         if is_name(short) and not short.startswith("__"):
-            return _called(f"{write.form(args[0]).owner}.{short}", write.arguments(args[1:], kwargs))
-    return _called(function_text(write, name), write.arguments(args, _needed(name, kwargs)))
+            return _call_text(f"{write.form(args[0]).owner}.{short}", write.arguments(args[1:], kwargs))
+    return _call_text(function_text(write, name), write.arguments(args, _needed_keywords(name, kwargs)))
 
 
 def _operator(write: Expressions, short: str, args: SequenceType[Any]) -> Text | None:
@@ -101,7 +101,7 @@ def _defaults(name: str) -> dict[str, Any]:
     return {one.name: one.default for one in parameters if one.default is not inspect.Parameter.empty}
 
 
-def _needed(name: str, kwargs: Any) -> Any:
+def _needed_keywords(name: str, kwargs: Any) -> Any:
     """The keywords that say more than the function's defaults."""
     defaults = _defaults(name) if kwargs and name.startswith("torch.nn.functional.") else {}
     return tuple(
@@ -134,7 +134,7 @@ def function_text(write: Expressions, name: str) -> str:
     return name
 
 
-def _called(function: str, arguments: list[str]) -> Text:
+def _call_text(function: str, arguments: list[str]) -> Text:
     return Text(f"{function}({', '.join(arguments)})")
 
 

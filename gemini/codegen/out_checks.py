@@ -24,7 +24,7 @@ from gemini.ir.pytree import Literal, MappingForm, ObjectForm, Ref, SequenceForm
 _DIM = {"unbind": 1, "split": 2, "chunk": 2, "tensor_split": 2}
 
 
-def is_watched(graph: Graph, node: Node) -> bool:
+def needs_output_check(graph: Graph, node: Node) -> bool:
     """Whether the structure of a node's result must be checked."""
     node = graph.nodes[node.id]  # as captured: in a loop, references are the loop's own
     if not node.target:
@@ -35,11 +35,11 @@ def is_watched(graph: Graph, node: Node) -> bool:
         return node.kind not in ("module", "block") or not _is_layer(graph.bound_model().get_submodule(node.target))
     if node.kind == "function":
         module, _, name = node.target.partition(":")
-        return _ways_out(Symbol(module, name).resolve().forward) != 1
+        return _count_returns(Symbol(module, name).resolve().forward) != 1
     if node.kind != "module":
         return True
     module = graph.bound_model().get_submodule(node.target)
-    return not _is_layer(module) and ("forward" in vars(module) or _ways_out(type(module).forward) != 1)
+    return not _is_layer(module) and ("forward" in vars(module) or _count_returns(type(module).forward) != 1)
 
 
 def _is_layer(module: nn.Module) -> bool:
@@ -81,7 +81,7 @@ def _containers(form: Any) -> Any:
 
 
 @functools.lru_cache(maxsize=1024)
-def _ways_out(function: Any) -> int:
+def _count_returns(function: Any) -> int:
     """How many return statements a function has; 0 where its source cannot be read."""
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(function)))

@@ -10,42 +10,42 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gemini.codegen.loop_search import Alike, Place, Unit
+from gemini.codegen.loop_search import LoopFinder, LoopTurnSteps, Place
 from gemini.codegen.stage_statements import ANYWHERE, Loop
-from gemini.codegen.stage_steps import Step
+from gemini.codegen.stage_steps import StageStep
 from gemini.ir.node import MODULES
 from gemini.ir.pytree import Ref
 
 _NOWHERE = ("", ANYWHERE)
 
 
-def roll_repeats(alike: Alike, items: list[Step | Loop]) -> list[Step | Loop]:
+def roll_repeats(alike: LoopFinder, items: list[StageStep | Loop]) -> list[StageStep | Loop]:
     """The items with repeated calls in runs of steps rolled; loops stay."""
-    done: list[Step | Loop] = []
-    run: list[Step] = []
+    done: list[StageStep | Loop] = []
+    run: list[StageStep] = []
     for item in items:
-        if isinstance(item, Step):
+        if isinstance(item, StageStep):
             run.append(item)
             continue
-        done += [*_Run(alike, run).rolled(), item]
+        done += [*_StepRun(alike, run).roll(), item]
         run = []
-    return [*done, *_Run(alike, run).rolled()]
+    return [*done, *_StepRun(alike, run).roll()]
 
 
-class _Run:
+class _StepRun:
     """Steps in a row."""
 
-    def __init__(self, alike: Alike, steps: list[Step]) -> None:
+    def __init__(self, alike: LoopFinder, steps: list[StageStep]) -> None:
         self.alike, self.steps = alike, steps
         self.modules = [_module(step) for step in steps]
         called = [module for module in self.modules if module]
         repeated = len(set(called)) < len(called)
-        anywhere = Unit(_NOWHERE, [])
+        anywhere = LoopTurnSteps(_NOWHERE, [])
         self.shapes = [(_scope(step), alike.shape(step, anywhere)) for step in steps] if repeated else []
 
-    def rolled(self) -> list[Step | Loop]:
+    def roll(self) -> list[StageStep | Loop]:
         """The steps, with loops in place of repeated ones."""
-        done: list[Step | Loop] = []
+        done: list[StageStep | Loop] = []
         at = seen = 0  # steps that are written; steps that were looked at
         while self.shapes and seen < len(self.steps):
             found = self._loop_at(seen, at)
@@ -57,7 +57,7 @@ class _Run:
             at = seen = start + len(units) * len(units[0].steps)
         return [*done, *self.steps[at:]]
 
-    def _loop_at(self, marker: int, lowest: int) -> tuple[int, list[Unit], Loop] | None:
+    def _loop_at(self, marker: int, lowest: int) -> tuple[int, list[LoopTurnSteps], Loop] | None:
         """The best loop that the module called at a step is repeated in; it begins at `lowest` or later."""
         if not self.modules[marker]:
             return None
@@ -70,10 +70,10 @@ class _Run:
                 return begin, units, self.alike.loop(units, starts)
         return None
 
-    def _turns(self, begin: int, end: int, period: int) -> tuple[int, list[Unit], dict[Place, Ref]] | None:
+    def _turns(self, begin: int, end: int, period: int) -> tuple[int, list[LoopTurnSteps], dict[Place, Ref]] | None:
         """The turns of a loop from one step to another, if it is worth one."""
-        units = [Unit(_NOWHERE, self.steps[at : at + period]) for at in range(begin, end - period + 1, period)]
-        count, starts = self.alike.alike(units)
+        units = [LoopTurnSteps(_NOWHERE, self.steps[at : at + period]) for at in range(begin, end - period + 1, period)]
+        count, starts = self.alike.count_equal(units)
         units = units[: self.alike.until_used(units[:count])]
         return (begin, units, starts) if len(units) > 1 and self.alike.is_worth_it(units) else None
 
@@ -103,12 +103,12 @@ class _Run:
         return turn[0] == first
 
 
-def _module(step: Step) -> str:
+def _module(step: StageStep) -> str:
     """The module that a step calls, if it calls one."""
     return step.node.target if step.node is not None and step.node.kind in MODULES else ""
 
 
-def _scope(step: Step) -> str:
+def _scope(step: StageStep) -> str:
     """Where in the model a step is: the end of one module is not the end of another."""
     if step.node is not None:
         return step.node.scope[-1] if step.node.scope else ""

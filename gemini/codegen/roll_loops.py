@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gemini.codegen.attribute_paths import Paths
-from gemini.codegen.loop_search import Alike, Key, Place, Unit
+from gemini.codegen.loop_search import Key, LoopFinder, LoopTurnSteps, Place
 from gemini.codegen.roll_calls import roll_repeats
 from gemini.codegen.stage_interface import Interface
 from gemini.codegen.stage_statements import Carried, Loop
-from gemini.codegen.stage_steps import Step
+from gemini.codegen.stage_steps import StageStep
 from gemini.ir.graph import Graph
 from gemini.ir.node import MODULES
 from gemini.ir.pytree import Ref
@@ -26,7 +26,7 @@ _WIDEST = 4  # layers in a turn
 class Rolled:
     """Steps and loops, with the values that code after a loop knows by another name."""
 
-    items: list[Step | Loop]
+    items: list[StageStep | Loop]
     renamed: dict[int, int] = field(default_factory=dict)  # nodes of the last turn → nodes of the body
     turns: dict[Ref, Ref] = field(default_factory=dict)  # values of all turns → places in a list
 
@@ -44,20 +44,22 @@ class Rolled:
         return lambda ref: ref if isinstance(ref, Ref) and ref.node in own else self.outside(ref)
 
 
-def roll(graph: Graph, steps: list[Step], interface: Interface, paths: Paths, apart: Collection[int] = ()) -> Rolled:
+def roll(
+    graph: Graph, steps: list[StageStep], interface: Interface, paths: Paths, apart: Collection[int] = ()
+) -> Rolled:
     """The steps of a stage with its alike layers rolled; `paths` says how the stage reaches what it holds.
 
     Nodes in `apart` are like no other.
     """
     leaving = [port.value for port in interface.outputs if isinstance(port.value, Ref)]
-    alike = Alike(graph, paths, steps, leaving, apart)
+    alike = LoopFinder(graph, paths, steps, leaving, apart)
     rolled = Rolled(roll_repeats(alike, _Layers(alike).roll(steps, 0)))
     rolled.renamed, rolled.turns = alike.renamed, alike.turns
     for at, item in enumerate(rolled.items):
-        if isinstance(item, Step):
-            rolled.items[at] = item.rewritten(rolled.outside)
+        if isinstance(item, StageStep):
+            rolled.items[at] = item.with_refs(rolled.outside)
             continue
-        item.steps = [step.rewritten(rolled.inside(item)) for step in item.steps]
+        item.steps = [step.with_refs(rolled.inside(item)) for step in item.steps]
         item.carried = [Carried(one.inside, rolled.outside(one.start), one.made) for one in item.carried]
     return rolled
 
@@ -65,15 +67,15 @@ def roll(graph: Graph, steps: list[Step], interface: Interface, paths: Paths, ap
 class _Layers:
     """Rolls numbered layers."""
 
-    def __init__(self, alike: Alike) -> None:
+    def __init__(self, alike: LoopFinder) -> None:
         self.alike = alike
 
-    def roll(self, steps: list[Step], depth: int) -> list[Step | Loop]:
+    def roll(self, steps: list[StageStep], depth: int) -> list[StageStep | Loop]:
         """Roll layers that are numbered by the `depth`-th number in their names, then deeper ones."""
         segments = _segments(steps, depth)
         if not any(key is not None for key, _ in segments):
             return list(steps)
-        done: list[Step | Loop] = []
+        done: list[StageStep | Loop] = []
         at = 0
         while at < len(segments):
             key, segment = segments[at]
@@ -91,9 +93,9 @@ class _Layers:
             at = after
         return done
 
-    def _loops(self, units: list[Unit]) -> list[Loop | Unit]:
+    def _loops(self, units: list[LoopTurnSteps]) -> list[Loop | LoopTurnSteps]:
         """Units with runs of alike ones made loops: of one layer a turn, or of a few where they alternate."""
-        found: list[Loop | Unit] = []
+        found: list[Loop | LoopTurnSteps] = []
         at = 0
         while at < len(units):
             run, starts = self._best_run(units[at:])
@@ -105,12 +107,12 @@ class _Layers:
                 at += 1
         return found
 
-    def _best_run(self, units: list[Unit]) -> tuple[list[Unit], dict[Place, Ref]]:
+    def _best_run(self, units: list[LoopTurnSteps]) -> tuple[list[LoopTurnSteps], dict[Place, Ref]]:
         """The turns of the loop from the first unit on that saves most steps; none if there is no loop."""
-        best: tuple[int, list[Unit], dict[Place, Ref]] = (0, [], {})
+        best: tuple[int, list[LoopTurnSteps], dict[Place, Ref]] = (0, [], {})
         for width in range(1, min(_WIDEST, len(units) // 2) + 1):
-            turns = _grouped(units, width)
-            count, starts = self.alike.alike(turns)
+            turns = _group_units(units, width)
+            count, starts = self.alike.count_equal(turns)
             run = turns[: self.alike.until_used(turns[:count])]
             saved = (len(run) - 1) * len(run[0].steps)
             if saved > best[0] and self.alike.is_worth_it(run):
@@ -120,20 +122,20 @@ class _Layers:
         return best[1:]
 
 
-def _grouped(units: list[Unit], width: int) -> list[Unit]:
+def _group_units(units: list[LoopTurnSteps], width: int) -> list[LoopTurnSteps]:
     """Units of so many layers each; those left over at the end are none."""
     if width == 1:
         return units
     found = []
     for at in range(0, len(units) - width + 1, width):
         steps = [step for unit in units[at : at + width] for step in unit.steps]
-        found.append(Unit(units[at].key, steps, width))
+        found.append(LoopTurnSteps(units[at].key, steps, width))
     return found
 
 
-def _segments(steps: Sequence[Step], depth: int) -> list[tuple[Key | None, list[Step]]]:
+def _segments(steps: Sequence[StageStep], depth: int) -> list[tuple[Key | None, list[StageStep]]]:
     """Neighbouring steps of one numbered layer together."""
-    found: list[tuple[Key | None, list[Step]]] = []
+    found: list[tuple[Key | None, list[StageStep]]] = []
     for step in steps:
         key = _key(step, depth)
         if not found or found[-1][0] != key:
@@ -142,7 +144,7 @@ def _segments(steps: Sequence[Step], depth: int) -> list[tuple[Key | None, list[
     return found
 
 
-def _key(step: Step, depth: int) -> Key | None:
+def _key(step: StageStep, depth: int) -> Key | None:
     path = ""
     if step.node is not None:
         path = step.node.target if step.node.kind in MODULES else step.node.scope[-1] if step.node.scope else ""
@@ -156,16 +158,18 @@ def _key(step: Step, depth: int) -> Key | None:
     return ".".join(parts[:at]), int(parts[at])
 
 
-def _units(segments: list[tuple[Key | None, list[Step]]], start: int) -> tuple[list[Unit], list[Step], int]:
+def _units(
+    segments: list[tuple[Key | None, list[StageStep]]], start: int
+) -> tuple[list[LoopTurnSteps], list[StageStep], int]:
     """(units of layers that follow each other, glue that belongs to none, the segment after them)."""
-    layers: list[Unit] = []
-    glue: list[list[Step]] = []
+    layers: list[LoopTurnSteps] = []
+    glue: list[list[StageStep]] = []
     at = start
     while at < len(segments):
         key, steps = segments[at]
         if key is None or (layers and key != (layers[-1].key[0], layers[-1].key[1] + 1)):
             break
-        layers.append(Unit(key, steps))
+        layers.append(LoopTurnSteps(key, steps))
         at += 1
         between = at + 1 < len(segments) and segments[at][0] is None
         following = segments[at + 1][0] if between else None
@@ -179,5 +183,5 @@ def _units(segments: list[tuple[Key | None, list[Step]]], start: int) -> tuple[l
     size = len(glue[0])
     tail = segments[at][1] if at < len(segments) and segments[at][0] is None else []
     glue[-1], rest = tail[:size], tail[size:]
-    units = [Unit(layer.key, [*layer.steps, *part]) for layer, part in zip(layers, glue, strict=True)]
+    units = [LoopTurnSteps(layer.key, [*layer.steps, *part]) for layer, part in zip(layers, glue, strict=True)]
     return units, rest, at + 1 if tail else at

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 _SIMPLE = (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Return, ast.Expr)
 
 
-class Sources:
+class ModelSources:
     """Finds statements by `folder/file.py:line`."""
 
     def __init__(self, preferred: Iterator[str] | tuple[str, ...] = ()) -> None:

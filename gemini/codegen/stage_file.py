@@ -9,7 +9,7 @@ import torch
 
 from gemini import __version__
 from gemini.codegen.attribute_paths import init_lines, is_keyed
-from gemini.codegen.formatter import WIDTH, wrapped
+from gemini.codegen.formatter import WIDTH, wrap_line
 from gemini.codegen.import_block import Imports
 from gemini.codegen.stage_interface import Interface, Port
 from gemini.codegen.stage_modules import Skeleton
@@ -38,16 +38,16 @@ class StageFile:
         base = extra if root.extra_state else "nn.ModuleDict" if keyed else "nn.Module"
         code = [
             f"class Stage{self.interface.stage}({base}):",
-            *_docstring(self._title(), 4),
+            *_docstring_lines(self._title(), 4),
             "",
             "    def __init__(self, model: nn.Module) -> None:",
-            *_indented([f"super().__init__({'model' if root.extra_state else ''})", *init_lines(self.skeleton, extra)]),
-            *_indented([f"self.shares = [1.0] * {self.shares}"] if self.shares else []),
+            *_indent([f"super().__init__({'model' if root.extra_state else ''})", *init_lines(self.skeleton, extra)]),
+            *_indent([f"self.shares = [1.0] * {self.shares}"] if self.shares else []),
             "",
             *_signature(self.interface),
-            *_indented(body),
+            *_indent(body),
         ]
-        head = [*_docstring(self._provenance(), 0), "", "from __future__ import annotations", ""]
+        head = [*_docstring_lines(self._provenance(), 0), "", "from __future__ import annotations", ""]
         return "\n".join([*head, *self.imports.lines("\n".join(code)), "", "", *code]) + "\n"
 
     def _title(self) -> str:
@@ -80,7 +80,7 @@ def _layer(node: Node) -> str:
     return ".".join(parts[: number + 1])
 
 
-def _docstring(text: str, indent: int) -> list[str]:
+def _docstring_lines(text: str, indent: int) -> list[str]:
     space = " " * indent
     if len(text) + indent + 6 <= WIDTH and "\n" not in text:
         return [f'{space}"""{text}"""']
@@ -95,13 +95,13 @@ def _docstring(text: str, indent: int) -> list[str]:
     ]
 
 
-def _indented(lines: list[str]) -> list[str]:
-    return [physical for line in lines for physical in (wrapped(line, 8) if line.strip() else [""])]
+def _indent(lines: list[str]) -> list[str]:
+    return [physical for line in lines for physical in (wrap_line(line, 8) if line.strip() else [""])]
 
 
 def _signature(interface: Interface) -> list[str]:
     given = ["self", *(f"{port.name}: {_type(port)}" for port in interface.inputs)]
-    return wrapped(f"def forward({', '.join(given)}) -> {_return_type(interface)}:", 4)
+    return wrap_line(f"def forward({', '.join(given)}) -> {_return_type(interface)}:", 4)
 
 
 def _type(port: Port) -> str:

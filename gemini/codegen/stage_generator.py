@@ -1,4 +1,4 @@
-"""`generate(graph, partition)`: from a partitioned graph to the source of every stage."""
+"""`generate_stages(graph, partition)`: from a partitioned graph to the source of every stage."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gemini.codegen.attribute_paths import Paths
-from gemini.codegen.forward_body import Body
+from gemini.codegen.forward_body import ForwardBody
 from gemini.codegen.import_block import Imports
 from gemini.codegen.inline import Folding, count_uses
 from gemini.codegen.liveness import Liveness
@@ -15,8 +15,8 @@ from gemini.codegen.stage_file import StageFile
 from gemini.codegen.stage_interface import Interface, interfaces_of
 from gemini.codegen.stage_modules import Skeleton, skeletons
 from gemini.codegen.stage_reads import stage_reads
-from gemini.codegen.stage_statements import Item, Loop, Statement
-from gemini.codegen.stage_steps import Step, stage_steps
+from gemini.codegen.stage_statements import Item, Loop, StageStatement
+from gemini.codegen.stage_steps import StageStep, stage_steps
 from gemini.codegen.statements import Statements
 from gemini.codegen.value_names import RESERVED, Namer
 from gemini.codegen.variables import Bindings
@@ -36,7 +36,9 @@ class StageCode:
     buffers: tuple[str, ...]
 
 
-def generate(graph: Graph, partition: Partition, shares: Mapping[int, int] | None = None) -> tuple[StageCode, ...]:
+def generate_stages(
+    graph: Graph, partition: Partition, shares: Mapping[int, int] | None = None
+) -> tuple[StageCode, ...]:
     """The stages of a partitioned graph as Python sources.
 
     `shares`: nodes whose result is weighed by the share of a micro-batch, and the place of each in `stage.shares`.
@@ -64,18 +66,18 @@ class _Stage:
         self.shares = shares
         self.imports = Imports(port.name for port in interface.inputs)
 
-    def code(self, steps: list[Step], partition: Partition) -> StageCode:
+    def code(self, steps: list[StageStep], partition: Partition) -> StageCode:
         """Steps → loops → folded statements → text. A first writing finds what is imported and how long texts are."""
         rolled = roll(self.graph, steps, self.interface, Paths(self.skeleton), self.shares)
-        _, lengths = self._lines(_unfolded(rolled), rolled)
-        body, _ = self._lines(self._folded(rolled, lengths), rolled)
+        _, lengths = self._lines(_one_statement_per_step(rolled), rolled)
+        body, _ = self._lines(self._fold(rolled, lengths), rolled)
         interface, skeleton = self.interface, self.skeleton
         count = max(self.shares.values(), default=-1) + 1
         source = StageFile(self.graph, partition, interface, skeleton, self.imports, count).source(body)
         names = skeleton.parameter_names(), skeleton.buffer_names()
         return StageCode(interface, f"Stage{interface.stage}", source, *names)
 
-    def _folded(self, rolled: Rolled, lengths: dict[int, int]) -> list[Item]:
+    def _fold(self, rolled: Rolled, lengths: dict[int, int]) -> list[Item]:
         everything = [step for item in rolled.items for step in (item.steps if isinstance(item, Loop) else [item])]
         loops = [item for item in rolled.items if isinstance(item, Loop)]
         kept = [rolled.outside(port.value) for port in self.interface.outputs if isinstance(port.value, Ref)]
@@ -83,9 +85,9 @@ class _Stage:
         kept += [one.made for loop in loops for one in loop.collected]
         folding = Folding(self.namer, count_uses(everything), kept, lengths)
         items: list[Item] = []
-        run: list[Step] = []
+        run: list[StageStep] = []
         for item in rolled.items:
-            if isinstance(item, Step):
+            if isinstance(item, StageStep):
                 run.append(item)
                 continue
             items += folding.fold(run)
@@ -101,18 +103,18 @@ class _Stage:
         liveness = Liveness(items, bindings, reserved)
         statements = Statements(self.graph, bindings, self.imports, Paths(self.skeleton), self.shares)
         statements.write.taken = {*reserved, *liveness.lives()}
-        lines = Body(self.graph, statements, liveness).write(items)
+        lines = ForwardBody(self.graph, statements, liveness).write(items)
         results = statements.results(outputs)
         return _with_return(lines, results), statements.lengths
 
 
-def _unfolded(rolled: Rolled) -> list[Item]:
+def _one_statement_per_step(rolled: Rolled) -> list[Item]:
     """Every step as a statement of its own."""
     items: list[Item] = []
     for item in rolled.items:
         if isinstance(item, Loop):
-            item.body = [Statement((step,)) for step in item.steps]
-        items.append(item if isinstance(item, Loop) else Statement((item,)))
+            item.body = [StageStatement((step,)) for step in item.steps]
+        items.append(item if isinstance(item, Loop) else StageStatement((item,)))
     return items
 
 

@@ -55,7 +55,7 @@ def interfaces_of(graph: Graph, partition: Partition, reads: list[Reads], namer:
     """The interfaces, from what every stage reads."""
     targets: dict[Ref | Expr, set[int]] = {}
     for stage, found in enumerate(reads):
-        for value in _entering(graph, partition, stage, found):
+        for value in _entering_values(graph, partition, stage, found):
             targets.setdefault(value, set()).add(stage)
     results = set(_results(graph))
     ports = []
@@ -76,7 +76,7 @@ def interfaces_of(graph: Graph, partition: Partition, reads: list[Reads], namer:
     )
 
 
-def _entering(graph: Graph, partition: Partition, stage: int, reads: Reads) -> Iterator[Ref | Expr]:
+def _entering_values(graph: Graph, partition: Partition, stage: int, reads: Reads) -> Iterator[Ref | Expr]:
     """The values that a stage reads and does not have."""
 
     def foreign(ref: Ref) -> bool:

@@ -167,7 +167,7 @@ class _Assigner:
         users = users or {default}
         whole = set() if not path else users if len(users) == 1 else self.needs.whole.get(path, set())
         for stage in whole:
-            self._holding(stage, path).whole = True
+            self._get_holding(stage, path).whole = True
         if users == whole:
             return
         covered, default = covered or bool(whole), min(users)
@@ -183,7 +183,7 @@ class _Assigner:
 
     def _own(self, path: str, module: nn.Module, stages: set[int], default: int, covered: bool) -> None:
         """Give the tensors and attributes that a spread module itself has."""
-        given = {stage: self._holding(stage, path) for stage in sorted(stages)}
+        given = {stage: self._get_holding(stage, path) for stage in sorted(stages)}
         registered = {"parameters": module._parameters, "buffers": module._buffers}
         for kind, tensors in registered.items():
             for name, tensor in tensors.items():
@@ -191,7 +191,7 @@ class _Assigner:
                 if tensor is None or (not users and covered):
                     continue
                 for stage in users & stages or {default}:
-                    getattr(given.get(stage) or self._holding(stage, path), kind).append(name)
+                    getattr(given.get(stage) or self._get_holding(stage, path), kind).append(name)
         for (owner, name), users in self.needs.parts.items():
             if owner == path and not any(name in tensors for tensors in registered.values()):
                 for stage in users & stages:
@@ -199,7 +199,7 @@ class _Assigner:
         if not covered and type(module).get_extra_state is not nn.Module.get_extra_state:
             given[default].extra_state = True
 
-    def _holding(self, stage: int, path: str) -> Holding:
+    def _get_holding(self, stage: int, path: str) -> Holding:
         at = self.roots[stage]
         module = at.module
         walked = ""

@@ -49,8 +49,8 @@ class Reads:
 def stage_reads(graph: Graph, partition: Partition) -> list[Reads]:
     """What every stage reads."""
     found = [Reads() for _ in partition.stages]
-    guards = unforeseen(graph)
-    needed = _needed(graph, guards)
+    guards = runtime_guards(graph)
+    needed = _needed_nodes(graph, guards)
     for stage, nodes in enumerate(partition.stages):
         found[stage].nodes = [index for index in nodes if index in needed]
         for index in found[stage].nodes:
@@ -58,13 +58,13 @@ def stage_reads(graph: Graph, partition: Partition) -> list[Reads]:
             found[stage].form(node.args, index)
             found[stage].form(node.kwargs, index)
     for guard in guards:
-        home = _home(partition, guard, found)
+        home = _checking_stage(partition, guard, found)
         found[home].guards.append(guard)
         found[home].expr(guard.expr, guard.position)
     return found
 
 
-def _needed(graph: Graph, guards: list[Guard]) -> set[int]:
+def _needed_nodes(graph: Graph, guards: list[Guard]) -> set[int]:
     """The nodes that have to run: not those that only served a guard which is checked beforehand."""
     wanted = {ref.node for ref in refs(graph.result)}
     wanted |= {ref.node for guard in guards for ref in expr_refs(guard.expr)}
@@ -85,7 +85,7 @@ def _is_pure(node: Node) -> bool:
     return node.target.endswith("__") or not node.target.endswith("_")  # `requires_grad_` changes a flag
 
 
-def _home(partition: Partition, guard: Guard, found: list[Reads]) -> int:
+def _checking_stage(partition: Partition, guard: Guard, found: list[Reads]) -> int:
     """The stage that checks a guard: the last one that makes something it reads, else the first that reads it too."""
     read = {ref for part in tensor_reads(guard.expr) for ref in refs_of_read(part)}
     made = [partition.stage_of[ref.node] for ref in read if ref.node in partition.stage_of]
@@ -95,7 +95,7 @@ def _home(partition: Partition, guard: Guard, found: list[Reads]) -> int:
 
 
 # ── guards ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-def unforeseen(graph: Graph) -> list[Guard]:
+def runtime_guards(graph: Graph) -> list[Guard]:
     """The guards that must be checked during a run."""
     foreseen = {id(guard) for guard in early_guards(graph).guards}
     return [guard for guard in graph.guards if id(guard) not in foreseen and (guard.data or _varies(graph, guard))]

@@ -1,6 +1,6 @@
 """What generated stages need beyond plain torch, kept as little as it can be.
 
-`expect` and `checked` watch what captured Python relied on; `sequence`, `mapping`, `record` and `closure` build values
+`expect` and `check_output` watch what captured Python relied on; `sequence`, `mapping`, `record` and `closure` build values
 that have no literal; `inner_results` collects what inner modules return; `Extra` keeps the extra state of a module that
 is spread over several stages.
 """
@@ -28,7 +28,7 @@ def expect(value: Any, expected: Any, what: str) -> None:
         raise GuardBroken(f"{what} is {expected!r} in the generated stage, now {value!r}")
 
 
-def checked(function: Callable[..., Any], structure: str) -> Callable[..., Any]:
+def check_output(function: Callable[..., Any], structure: str) -> Callable[..., Any]:
     """The function, with what it returns (and does to containers it is given) held to the captured structure."""
 
     def call(*args: Any, **kwargs: Any) -> Any:

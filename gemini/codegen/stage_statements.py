@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from gemini.codegen.stage_modules import join
-from gemini.codegen.stage_steps import Step
+from gemini.codegen.stage_steps import StageStep
 from gemini.ir.pytree import Path, Ref
 
 ANYWHERE = -1  # the index of no layer in particular
@@ -38,14 +38,14 @@ class Variable:
 
 
 @dataclass(eq=False)
-class Statement:
+class StageStatement:
     """Steps written as one statement; the last is the outermost."""
 
-    steps: tuple[Step, ...]
+    steps: tuple[StageStep, ...]
     position: int = 0
 
     @property
-    def main(self) -> Step:
+    def main(self) -> StageStep:
         """The outermost step."""
         return self.steps[-1]
 
@@ -74,11 +74,11 @@ class Loop:
     prefix: str
     indices: tuple[int, ...]  # of the first layer of each turn; ANYWHERE where every turn is of the same modules
     template: int  # the index whose steps are the body
-    steps: list[Step]
+    steps: list[StageStep]
     width: int = 1
     carried: list[Carried] = field(default_factory=list)
     collected: list[Collected] = field(default_factory=list)
-    body: list[Statement] = field(default_factory=list)
+    body: list[StageStatement] = field(default_factory=list)
     start: int = 0
     end: int = 0
 
@@ -89,7 +89,7 @@ class Loop:
         return tuple(join(self.prefix, str(self.template + at)) for at in range(count))
 
 
-Item = Statement | Loop
+Item = StageStatement | Loop
 
 
 @dataclass(eq=False)
@@ -103,7 +103,7 @@ class Target:
     hoisted: list[tuple[int, int, Variable]] = field(default_factory=list)  # (args or kwargs, label, variable)
 
 
-def statements(items: list[Item]) -> Iterator[Statement]:
+def statements(items: list[Item]) -> Iterator[StageStatement]:
     """All statements, those inside loops included."""
     for item in items:
         if isinstance(item, Loop):

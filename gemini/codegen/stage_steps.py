@@ -16,7 +16,7 @@ from gemini.ir.symint import Expr
 
 
 @dataclass(frozen=True, eq=False)
-class Step:
+class StageStep:
     """One of: a node to run, a guard to check, a number to read for another stage."""
 
     node: Node | None = None
@@ -45,30 +45,30 @@ class Step:
                 if isinstance(leaf, Number):
                     yield from tensor_reads(leaf.expr)
 
-    def rewritten(self, change: Callable[[Any], Any]) -> Step:
+    def with_refs(self, change: Callable[[Any], Any]) -> StageStep:
         """The step with other references."""
         if self.node is not None:
             args, kwargs = rewrite_refs(self.node.args, change), rewrite_refs(self.node.kwargs, change)
-            return Step(replace(self.node, args=args, kwargs=kwargs))
+            return StageStep(replace(self.node, args=args, kwargs=kwargs))
         if self.guard is not None:
-            return Step(guard=replace(self.guard, expr=rewrite_refs(self.guard.expr, change)))
-        return Step(port=self.port, number=rewrite_refs(self.number, change))
+            return StageStep(guard=replace(self.guard, expr=rewrite_refs(self.guard.expr, change)))
+        return StageStep(port=self.port, number=rewrite_refs(self.number, change))
 
 
-def stage_steps(graph: Graph, reads: list[Reads], interface: Interface) -> list[Step]:
+def stage_steps(graph: Graph, reads: list[Reads], interface: Interface) -> list[StageStep]:
     """The steps of a stage, in the order of capture."""
-    events: list[tuple[int, int, Step]] = []
+    events: list[tuple[int, int, StageStep]] = []
     stage = interface.stage
-    events += [(index, 2, Step(graph.nodes[index])) for index in reads[stage].nodes]
-    events += [(guard.position, 0, Step(guard=guard)) for guard in reads[stage].guards]
+    events += [(index, 2, StageStep(graph.nodes[index])) for index in reads[stage].nodes]
+    events += [(guard.position, 0, StageStep(guard=guard)) for guard in reads[stage].guards]
     for port in interface.outputs:
         if isinstance(port.value, Expr):
             wanted = [reads[target].numbers[port.value] for target in port.targets]
-            events.append((min(wanted, default=len(graph.nodes)), 1, Step(port=port, number=port.value)))
+            events.append((min(wanted, default=len(graph.nodes)), 1, StageStep(port=port, number=port.value)))
     return [step for _, _, step in sorted(events, key=lambda event: event[:2])]
 
 
-def read_refs(step: Step) -> Iterator[Ref]:
+def read_refs(step: StageStep) -> Iterator[Ref]:
     """All tensors that a step reads, as such or as numbers."""
     for form in step.forms:
         yield from refs(form)

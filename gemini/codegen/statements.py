@@ -6,17 +6,17 @@ from collections.abc import Mapping as MappingType
 from dataclasses import replace
 from typing import Any
 
-from gemini.batch_analysis.precompute import is_foreign
+from gemini.batch_analysis.precompute import uses_host_rng
 from gemini.codegen.attribute_paths import Paths
 from gemini.codegen.expression_text import Text
-from gemini.codegen.expressions import Expressions, followed
+from gemini.codegen.expressions import Expressions, follow_text
 from gemini.codegen.import_block import Imports
 from gemini.codegen.literals import string
 from gemini.codegen.op_text import statement as operation_statement
-from gemini.codegen.out_checks import is_watched
+from gemini.codegen.out_checks import needs_output_check
 from gemini.codegen.stage_modules import HELD
-from gemini.codegen.stage_statements import Statement, Target, Variable
-from gemini.codegen.stage_steps import Step
+from gemini.codegen.stage_statements import StageStatement, Target, Variable
+from gemini.codegen.stage_steps import StageStep
 from gemini.codegen.value_names import unique
 from gemini.codegen.variables import Bindings, containers
 from gemini.ir.graph import Graph
@@ -54,7 +54,7 @@ class Statements:
             return Text(f"{variable.name}[{at}]")
         if ref in self.bindings.places:
             variable, path = self.bindings.places[ref]
-            return followed(Text(variable.name), path)
+            return follow_text(Text(variable.name), path)
         node = self.graph.nodes[ref.node]
         if node.kind in HELD:
             return Text(self.paths.tensor(node.target))
@@ -65,7 +65,7 @@ class Statements:
         which, step, *rest = ref.path
         form: Any = (node.args, node.kwargs)[which[1]]
         part = form.items[step[1]] if step[0] == "i" else dict(form.items)[step[1]]
-        return followed(self.write.form(part), tuple(rest))
+        return follow_text(self.write.form(part), tuple(rest))
 
     def number(self, expr: Expr) -> Text | None:
         """The text of a number that was read already."""
@@ -90,7 +90,7 @@ class Statements:
         return str(self.value(value)) if isinstance(value, Ref) else self.bindings.leaving[value].name
 
     # ── writing ────────────────────────────────────────────────────────────────────────────────────────────────
-    def lines(self, statement: Statement) -> list[str]:
+    def lines(self, statement: StageStatement) -> list[str]:
         """The lines of a statement, without indentation (relative indentation inside)."""
         lines: list[str] = []
         self.write.prepared = {}
@@ -98,17 +98,17 @@ class Statements:
             if step is statement.main:
                 lines += self._main(step)
             elif step.node is not None:
-                lines += self._hoisted(step.node)
+                lines += self._hoist(step.node)
                 result = self._call(step.node)
                 path = self._single_path(step.node)
-                self.inlined[Ref(step.node.id, "ret", path)] = followed(result, path)
+                self.inlined[Ref(step.node.id, "ret", path)] = follow_text(result, path)
         return [*(f"{name} = {text}" for text, name in self.write.prepared.items()), *lines]
 
     def _single_path(self, node: Node) -> Any:
         """The path of the one value of an inlined node that is read."""
         return self.bindings.targets[node.id].path
 
-    def _main(self, step: Step) -> list[str]:
+    def _main(self, step: StageStep) -> list[str]:
         if step.guard is not None:
             return self._guard(step)
         if step.port is not None:
@@ -117,7 +117,7 @@ class Statements:
         assert step.node is not None
         return self._node(step.node)
 
-    def _guard(self, step: Step) -> list[str]:
+    def _guard(self, step: StageStep) -> list[str]:
         guard = step.guard
         assert guard is not None
         expect = self.imports.support("expect")
@@ -126,14 +126,14 @@ class Statements:
 
     def _node(self, node: Node) -> list[str]:
         target = self.bindings.targets[node.id]
-        before = self._hoisted(node)
+        before = self._hoist(node)
         if node.kind == "op":
             args, kwargs = self._arguments(node)
             text = operation_statement(self.write, node.target, args, kwargs)
             if text is not None:
                 return [*before, text]
         inner = sorted({str(ref.path[0][1]) for _, ref in target.sides if ref.source == "inner"})
-        line = self._assigned(node, target)
+        line = self._assign(node, target)
         after = [f"{variable.name} = {self._side(node, ref)}" for variable, ref in target.sides]
         if not inner:
             return [*before, line, *after]
@@ -147,21 +147,21 @@ class Statements:
             *after,
         ]
 
-    def _assigned(self, node: Node, target: Target) -> str:
+    def _assign(self, node: Node, target: Target) -> str:
         result = self._call(node)
         if target.pattern is not None:
-            return f"{_unpacked(target.pattern).removeprefix('(').removesuffix(')')} = {result}"
+            return f"{_unpack_text(target.pattern).removeprefix('(').removesuffix(')')} = {result}"
         if target.whole is not None:
-            return f"{target.whole.name} = {followed(result, target.path)}"
+            return f"{target.whole.name} = {follow_text(result, target.path)}"
         return str(result)
 
     def _side(self, node: Node, ref: Ref) -> Text:
         if ref.source == "attr":
-            return followed(Text(self.paths.module(node.target)), ref.path)
+            return follow_text(Text(self.paths.module(node.target)), ref.path)
         (_, name), (_, call), *rest = ref.path
-        return followed(Text(f"{self.inner}[{string(name)}][{call}]"), tuple(rest))
+        return follow_text(Text(f"{self.inner}[{string(name)}][{call}]"), tuple(rest))
 
-    def _hoisted(self, node: Node) -> list[str]:
+    def _hoist(self, node: Node) -> list[str]:
         """Containers that get a variable of their own; one that holds itself is made first and filled then."""
         self.write.where = f"node {node.name} ({node.line})" if node.line else f"node {node.name}"
         self.write.labels = {}, {}
@@ -170,11 +170,11 @@ class Statements:
             form = (node.args, node.kwargs)[which]
             container = next(part for part in containers(form) if part.label == label)
             with self.write.inside(which):
-                lines += self._made(container, variable.name, self.write.labels[which])
+                lines += self._make_container(container, variable.name, self.write.labels[which])
             self.write.labels[which][label] = variable.name
         return lines
 
-    def _made(self, container: Any, name: str, labels: dict[int, str]) -> list[str]:
+    def _make_container(self, container: Any, name: str, labels: dict[int, str]) -> list[str]:
         if not any(isinstance(leaf, BackReference) and leaf.label == container.label for leaf in leaves(container)):
             return [f"{name} = {self.write.form(container)}"]
         labels[container.label] = name
@@ -192,31 +192,31 @@ class Statements:
         return getattr(node.args, "items", ()), getattr(node.kwargs, "items", ())
 
     def _call(self, node: Node) -> Text:
-        text = self._called(node)
+        text = self._call_text(node)
         if node.id in self.shares:
             weigh = self.imports.name("gemini.batch_analysis.microbatch_weights", "weigh")
             text = Text(f"{weigh}({text}, self.shares[{self.shares[node.id]}])")
         self.lengths[node.id] = len(text.code)
         return text
 
-    def _called(self, node: Node) -> Text:
+    def _call_text(self, node: Node) -> Text:
         """The expression that runs a node."""
         args, kwargs = self._arguments(node)
-        watched = is_watched(self.graph, node)
+        watched = needs_output_check(self.graph, node)
         if node.kind == "op" and not watched:
             return self.write.call_op(node.target, args, kwargs)
         function = self._function(node)
-        if self.shares and is_foreign(self.graph, node):  # whoever reads it gets what the whole batch drew
-            function = f"{self.imports.name('gemini.random_numbers.host_rng', 'still')}({function})"
+        if self.shares and uses_host_rng(self.graph, node):  # whoever reads it gets what the whole batch drew
+            function = f"{self.imports.name('gemini.random_numbers.host_rng', 'preserve_host_rng')}({function})"
         if watched:
-            function = f"{self.imports.support('checked')}({function}, {string(node.out_spec)})"
-        if not node.checkpoint:
+            function = f"{self.imports.support('check_output')}({function}, {string(node.out_spec)})"
+        if not node.wrapped:
             return Text(f"{function}({', '.join(self.write.arguments(args, kwargs))})")
         checkpoint = self.imports.name("torch.utils.checkpoint", "checkpoint")
         if kwargs:
             partial = self.imports.name("functools", "partial")
             function = f"{partial}({', '.join([function, *self.write.arguments((), kwargs)])})"
-        given = [function, *self.write.arguments(args, ()), f"use_reentrant={node.checkpoint == 'reentrant'}"]
+        given = [function, *self.write.arguments(args, ()), f"use_reentrant={node.wrapped == 'reentrant'}"]
         return Text(f"{checkpoint}({', '.join(given)})")
 
     def _function(self, node: Node) -> str:
@@ -230,10 +230,10 @@ class Statements:
         return self.imports.symbol(Symbol(module, name)) + (".apply" if node.kind == "function" else "")
 
 
-def _unpacked(pattern: Any) -> str:
+def _unpack_text(pattern: Any) -> str:
     if pattern is None:
         return "_"
     if isinstance(pattern, Variable):
         return pattern.name
-    inner = ", ".join(_unpacked(part) for part in pattern)
+    inner = ", ".join(_unpack_text(part) for part in pattern)
     return f"({inner},)" if len(pattern) == 1 else f"({inner})"

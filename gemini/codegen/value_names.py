@@ -11,7 +11,7 @@ import keyword
 import re
 
 from gemini.capture.concretize import short_name
-from gemini.codegen.source_names import Sources, outermost, target_names
+from gemini.codegen.source_names import ModelSources, outermost, target_names
 from gemini.ir.graph import Graph
 from gemini.ir.node import MODULES, Node
 from gemini.ir.pytree import Path, Ref
@@ -38,7 +38,7 @@ class Namer:
         self.graph = graph
         model = graph.model
         classes = () if model is None else {type(module).__module__: None for module in model.modules()}
-        self.sources = Sources(tuple(classes))
+        self.sources = ModelSources(tuple(classes))
         self._known: dict[tuple[int, Path], str] = {}
 
     def of(self, ref: Ref) -> str:
@@ -46,7 +46,7 @@ class Namer:
         key = ref.node, ref.path
         if key not in self._known:
             node = self.graph.nodes[ref.node]
-            name = self.assigned(node, ref.path) or self._made_by(node, ref)
+            name = self.assigned_name(node, ref.path) or self._made_by(node, ref)
             self._known[key] = identifier(name)
         return self._known[key]
 
@@ -60,7 +60,7 @@ class Namer:
         """The statement of the model's code that a node is part of."""
         return self.sources.statement(node.line) if node.line else None
 
-    def assigned(self, node: Node, path: Path) -> str:
+    def assigned_name(self, node: Node, path: Path) -> str:
         """The variable that the model's code assigned a value to; '' if it did not, or cannot be read."""
         statement = self.statement(node)
         names = target_names(statement)
@@ -69,7 +69,7 @@ class Namer:
             return ""
         made_by, is_module = _made_by(node), node.kind in MODULES
         if isinstance(statement, ast.AugAssign):
-            return names[0] if made_by.strip("_").removeprefix("i") == _augmented(statement) else ""
+            return names[0] if made_by.strip("_").removeprefix("i") == _is_augmented(statement) else ""
         if len(path) == 1 and isinstance(value, ast.Subscript) and outermost(value.value, made_by, is_module):
             return names[0] if len(names) == 1 and _constant(value.slice) == path[0][1] else ""
         if not outermost(value, made_by, is_module):
@@ -84,14 +84,14 @@ class Namer:
         parts = [str(step) for _, step in ref.path if str(step) not in node.target]
         if node.kind in MODULES or node.is_source:
             stem = module_word(node.target or self.graph.model_name)
-        elif isinstance(self.statement(node), ast.Return) and node.scope and node.scope[-1] and self._returned(node):
+        elif isinstance(self.statement(node), ast.Return) and node.scope and node.scope[-1] and self._is_returned(node):
             stem = module_word(node.scope[-1])
         else:
             made_by = _made_by(node)
             stem = _WORDS.get(made_by, made_by.strip("_"))
         return "_".join([snake(stem), *parts])
 
-    def _returned(self, node: Node) -> bool:
+    def _is_returned(self, node: Node) -> bool:
         """Whether the model's code returns a value at once."""
         value = getattr(self.statement(node), "value", None)
         return outermost(value, _made_by(node), node.kind in MODULES)
@@ -106,7 +106,7 @@ def _made_by(node: Node) -> str:
     return name if node.kind == "call" else "apply" if node.kind == "function" else name
 
 
-def _augmented(statement: ast.AugAssign) -> str:
+def _is_augmented(statement: ast.AugAssign) -> str:
     probe = ast.BinOp(ast.Name("_"), statement.op, ast.Name("_"))
     known = ("add", "sub", "mul", "div", "floordiv", "remainder", "pow", "matmul", "and", "or", "xor")
     return next((name for name in known if outermost(probe, name, is_module=False)), "")

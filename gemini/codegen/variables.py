@@ -10,7 +10,7 @@ from typing import Any
 from gemini.codegen.op_text import returns_first
 from gemini.codegen.stage_interface import Port
 from gemini.codegen.stage_statements import Collected, Item, Loop, Target, Variable, statements
-from gemini.codegen.stage_steps import Step, read_refs
+from gemini.codegen.stage_steps import StageStep, read_refs
 from gemini.codegen.value_names import Namer, identifier
 from gemini.ir.graph import Graph
 from gemini.ir.node import Node
@@ -43,7 +43,7 @@ class Bindings:
                 self.numbers[port.value] = variable
         self.outputs = outputs
         self._collect(items)
-        used = self._used(items)
+        used = self._find_used(items)
         for item in items:
             if isinstance(item, Loop):
                 for carried in item.carried:
@@ -60,7 +60,7 @@ class Bindings:
                 self.turns |= {ref: (variable, at) for at, ref in enumerate(collected.turns)}
                 self.lists_from[collected.turns[0]] = collected.turns
 
-    def _used(self, items: list[Item]) -> dict[int, list[Ref]]:
+    def _find_used(self, items: list[Item]) -> dict[int, list[Ref]]:
         """The values that somebody reads, by node."""
         found: dict[Ref, None] = {}
         for statement in statements(items):
@@ -78,7 +78,7 @@ class Bindings:
         return used
 
     # ── one step ───────────────────────────────────────────────────────────────────────────────────────────────
-    def _bind(self, step: Step, used: dict[int, list[Ref]], inlined: bool) -> None:
+    def _bind(self, step: StageStep, used: dict[int, list[Ref]], inlined: bool) -> None:
         if step.port is not None and isinstance(step.port.value, Expr):
             self.leaving[step.port.value] = Variable(step.port.name, number=True)
         node = step.node
@@ -174,7 +174,7 @@ class Bindings:
         """The variable of a collection."""
         return self.lists[id(collected)]
 
-    def read(self, step: Step) -> Iterator[Variable]:
+    def variables_read(self, step: StageStep) -> Iterator[Variable]:
         """The variables that a step reads."""
         for ref in read_refs(step):
             yield from self.variables_of(ref)
@@ -191,7 +191,7 @@ class Bindings:
         elif value in self.places:
             yield self.places[value][0]
 
-    def set_by(self, step: Step) -> Iterator[Variable]:
+    def set_by(self, step: StageStep) -> Iterator[Variable]:
         """The variables that a step sets."""
         if step.port is not None and isinstance(step.port.value, Expr):
             yield self.leaving[step.port.value]

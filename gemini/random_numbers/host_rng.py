@@ -16,12 +16,12 @@ from torch import nn
 
 from gemini.batch_analysis.batch_kinds import SplittingError
 from gemini.batch_analysis.loss_tape import Tape
-from gemini.batch_analysis.precompute import Foreseen, is_foreign
+from gemini.batch_analysis.precompute import Precomputed, uses_host_rng
 from gemini.ir.graph import Graph
 from gemini.snapshot.rng_snapshot import HostGenerators
 
 
-class ForeignDraws:
+class HostRandomResults:
     """What the functions of a model that draw so gave one call. Made when the call is made."""
 
     def __init__(self, graph: Graph, model: nn.Module, bound: dict[str, Any]) -> None:
@@ -30,8 +30,8 @@ class ForeignDraws:
         own = torch.get_rng_state()
         try:
             for node in graph.nodes:
-                if is_foreign(graph, node):
-                    known = Foreseen(graph, bound, Tape(0, []), model, self.results)
+                if uses_host_rng(graph, node):
+                    known = Precomputed(graph, bound, Tape(0, []), model, self.results)
                     self.results[node.id] = known.run(node.id)
             if not torch.equal(own, torch.get_rng_state()):
                 raise SplittingError("a function of the model draws from two generators")
@@ -41,7 +41,7 @@ class ForeignDraws:
             raise
 
     @contextmanager
-    def as_then(self) -> Iterator[None]:
+    def states_of_call(self) -> Iterator[None]:
         """With the generators as they were before the call; afterwards, as they are now."""
         now = HostGenerators()
         self._before.restore()
@@ -49,3 +49,19 @@ class ForeignDraws:
             yield
         finally:
             now.restore()
+
+
+def preserve_host_rng(function: Any) -> Any:
+    """Wrap a function so that it leaves Python's and NumPy's generators as they were; generated stages call it.
+
+    The stage discards the result of the wrapped function in favour of the whole batch's.
+    """
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        before = HostGenerators()
+        try:
+            return function(*args, **kwargs)
+        finally:
+            before.restore()
+
+    return run

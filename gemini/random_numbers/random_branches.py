@@ -24,17 +24,17 @@ from gemini.ir.interpreter import Execution, GuardBroken, NodeFailed
 from gemini.ir.node import Guard
 from gemini.ir.pytree import expr_refs
 from gemini.random_numbers.random_ops import aten, draw_whole
-from gemini.random_numbers.rng_recorder import Draw, Pattern
+from gemini.random_numbers.rng_recorder import RandomOp, RandomOpPattern
 
 
-class Made(NamedTuple):
+class NodeDraw(NamedTuple):
     """A draw of a node: how it grows with the batch, and what was called."""
 
-    pattern: Pattern
-    draw: Draw
+    pattern: RandomOpPattern
+    draw: RandomOp
 
 
-def _needed(graph: Graph, guard: Guard) -> set[int]:
+def _nodes_read_by(graph: Graph, guard: Guard) -> set[int]:
     found: set[int] = set()
     waiting = [ref.node for ref in expr_refs(guard.expr)]
     while waiting:
@@ -45,26 +45,26 @@ def _needed(graph: Graph, guard: Guard) -> set[int]:
     return found
 
 
-class Unforeseeable(Exception):
+class UnpredictableBranch(Exception):
     """A branch whose outcome only a run can tell."""
 
 
-class Branches:
+class RandomBranches:
     """The branches of one graph that depend on random numbers."""
 
-    def __init__(self, graph: Graph, made: Mapping[int, Sequence[Made]]) -> None:
+    def __init__(self, graph: Graph, made: Mapping[int, Sequence[NodeDraw]]) -> None:
         self.graph, self.made = graph, made
         self.guards = random_guards(graph)
-        self.needed = {at for guard in self.guards for at in _needed(graph, guard)}
+        self.needed = {at for guard in self.guards for at in _nodes_read_by(graph, guard)}
         for at in self.needed:
             node = graph.nodes[at]
             if not node.is_source and (node.kind != "op" or node.mutates or node.after):
-                raise Unforeseeable(f"a branch on random numbers depends on {node.name} ({self.guards[0].line})")
+                raise UnpredictableBranch(f"a branch on random numbers depends on {node.name} ({self.guards[0].line})")
         last = max(at for at in self.needed if graph.nodes[at].random)
         self.order = sorted(self.needed | {at for at in made if at <= last})
-        self._light: dict[tuple[int, int, int], bool] = {}
+        self._advance: dict[tuple[int, int, int], bool] = {}
 
-    def broken(self, model: nn.Module, bound: dict[str, Any], samples: int) -> Guard | None:
+    def first_changed(self, model: nn.Module, bound: dict[str, Any], samples: int) -> Guard | None:
         """The first branch that a call, run now, takes another way; None: it goes the way of the graph."""
         execution = Execution(self.graph, model, bound)
         try:
@@ -89,12 +89,12 @@ class Branches:
         """Leave the generator as the draws of a node would."""
         for number, (pattern, draw) in enumerate(self.made[node]):
             key = (node, number, samples)
-            if key not in self._light:
-                self._light[key] = _is_light(pattern, draw, samples)
-            _draw(pattern, draw, 1 if self._light[key] else samples)
+            if key not in self._advance:
+                self._advance[key] = _advances_equally(pattern, draw, samples)
+            _draw(pattern, draw, 1 if self._advance[key] else samples)
 
 
-def _is_light(pattern: Pattern, draw: Draw, samples: int) -> bool:
+def _advances_equally(pattern: RandomOpPattern, draw: RandomOp, samples: int) -> bool:
     """Whether any number of zeros and ones takes the generator equally far, as with some libraries."""
     if draw.function is not aten.bernoulli_.float or pattern.dim is None:
         return False
@@ -106,5 +106,5 @@ def _is_light(pattern: Pattern, draw: Draw, samples: int) -> bool:
     return bool(torch.equal(*states))
 
 
-def _draw(pattern: Pattern, draw: Draw, samples: int) -> None:
+def _draw(pattern: RandomOpPattern, draw: RandomOp, samples: int) -> None:
     draw_whole(draw.function, draw.args, dict(draw.kwargs), pattern.of(samples), pattern.order)

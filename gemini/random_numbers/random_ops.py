@@ -42,7 +42,7 @@ NEW = {
     aten.randint.low: 2,
     aten.normal.float_float: 2,
 }
-NOISY = {aten.native_dropout.default}
+DROPOUT = {aten.native_dropout.default}
 
 
 _DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
@@ -65,7 +65,7 @@ PATCHED: tuple[tuple[Any, str], ...] = (
 )
 
 
-class UnsliceableDraw(Exception):
+class UnsliceableRandomOp(Exception):
     """Random numbers that cannot be drawn for the whole batch first."""
 
 
@@ -84,7 +84,7 @@ def may_draw(name: str) -> bool:
 
 def is_fill(function: Any) -> bool:
     """Whether an op only fills a tensor with random numbers."""
-    return function in IN_PLACE or function in LIKE or function in NEW or function in NOISY
+    return function in IN_PLACE or function in LIKE or function in NEW or function in DROPOUT
 
 
 def shape_of(function: Any, args: tuple[Any, ...]) -> tuple[int, ...]:
@@ -92,17 +92,17 @@ def shape_of(function: Any, args: tuple[Any, ...]) -> tuple[int, ...]:
     return tuple(args[NEW[function]]) if function in NEW else tuple(args[0].shape)
 
 
-def order_of(function: Any, args: tuple[Any, ...]) -> tuple[int, ...] | None:
+def memory_order(function: Any, args: tuple[Any, ...]) -> tuple[int, ...] | None:
     """The dimensions in the order of memory; None where memory has gaps or overlaps."""
     if function in NEW:
         return tuple(range(len(args[NEW[function]])))
     # What is made like a tensor with gaps has none: its dimensions keep their order.
-    tensor = torch.empty_like(args[0]) if function in LIKE or function in NOISY else args[0]
+    tensor = torch.empty_like(args[0]) if function in LIKE or function in DROPOUT else args[0]
     order = tuple(sorted(range(tensor.dim()), key=lambda dim: (-tensor.stride(dim), dim)))
     return order if tensor.permute(order).is_contiguous() else None
 
 
-def whole(shape: tuple[int, ...], order: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
+def empty_in_order(shape: tuple[int, ...], order: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
     """An empty tensor of a shape whose dimensions lie in memory in an order."""
     memory = like.new_empty([shape[dim] for dim in order])
     return memory.permute([order.index(dim) for dim in range(len(shape))])
@@ -116,19 +116,19 @@ def draw_whole(
         at = NEW[function]
         found: torch.Tensor = function(*args[:at], list(shape), *args[at + 1 :], **kwargs)
         return found
-    given = whole(shape, order, args[0])
-    if function in NOISY:
+    given = empty_in_order(shape, order, args[0])
+    if function in DROPOUT:
         mask: torch.Tensor = function(given.fill_(1), *args[1:], **kwargs)[1]
         return mask
     drawn: torch.Tensor = function(given, *args[1:], **kwargs)
     return drawn
 
 
-def give(function: Any, args: tuple[Any, ...], part: torch.Tensor) -> Any:
+def return_part(function: Any, args: tuple[Any, ...], part: torch.Tensor) -> Any:
     """Return a drawn part as the op would have."""
     if function in IN_PLACE:
         return args[0].copy_(part)
-    if function in NOISY:
+    if function in DROPOUT:
         tensor, probability = args[:2]
         mask = part.clone()
         return tensor * mask * (1 / (1 - probability) if probability < 1 else 0.0), mask

@@ -24,7 +24,7 @@ class _Watching(threading.local):
 _watching = _Watching()
 
 
-def _door(original: Callable[..., Any]) -> Callable[..., Any]:
+def _patch(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
         watch = _watching.by
@@ -41,14 +41,14 @@ def _door(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 _originals = [getattr(owner, name) for owner, name in PATCHED]
-_doors = [_door(original) for original in _originals]
+_patches = [_patch(original) for original in _originals]
 
 
 @contextmanager
-def at_doors(watch: Watch) -> Iterator[None]:
+def watch_random_functions(watch: Watch) -> Iterator[None]:
     """Run what this thread sends through a door inside `watch()`."""
     before, _watching.by = _watching.by, watch
-    for (owner, name), door in zip(PATCHED, _doors, strict=True):
+    for (owner, name), door in zip(PATCHED, _patches, strict=True):
         setattr(owner, name, door)
     try:
         yield

@@ -18,25 +18,25 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gemini.random_numbers.random_ops import UnsliceableDraw, is_fill, is_random_op, order_of, shape_of
-from gemini.random_numbers.rng_patches import at_doors
+from gemini.random_numbers.random_ops import UnsliceableRandomOp, is_fill, is_random_op, memory_order, shape_of
+from gemini.random_numbers.rng_patches import watch_random_functions
 
 
 @dataclass(frozen=True)
-class Draw:
+class RandomOp:
     """One op that drew."""
 
     name: str
     shape: tuple[int, ...]
     order: tuple[int, ...] | None  # dimensions as they lie in memory; None: with gaps
-    by_door: bool = False  # inside one of the functions that are watched anyway
+    is_patched: bool = False  # inside one of the functions that are watched anyway
     function: Any = field(default=None, compare=False)
     args: tuple[Any, ...] = field(default=(), compare=False)  # empty tensors in the place of its tensors
     kwargs: tuple[tuple[str, Any], ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True)
-class Pattern:
+class RandomOpPattern:
     """How to draw for the whole batch: `factor` entries a sample in dimension `dim`, or the same for all samples."""
 
     name: str
@@ -45,7 +45,7 @@ class Pattern:
     dim: int | None
     factor: int = 0
 
-    by_door: bool = False
+    is_patched: bool = False
 
     def of(self, samples: int) -> tuple[int, ...]:
         """The shape for a number of samples."""
@@ -54,7 +54,7 @@ class Pattern:
         return (*self.shape[: self.dim], samples * self.factor, *self.shape[self.dim + 1 :])
 
 
-class Recorder(TorchDispatchMode):  # type: ignore[misc]
+class RandomOpRecorder(TorchDispatchMode):  # type: ignore[misc]
     """Notes every draw made inside."""
 
     @classmethod
@@ -64,21 +64,21 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
 
     def __init__(self) -> None:
         super().__init__()
-        self.draws: list[Draw] = []
-        self._at_door = False
+        self.ops: list[RandomOp] = []
+        self._in_patched = False
 
     @contextmanager
-    def _door(self) -> Iterator[None]:
-        self._at_door = True
+    def _patched_call(self) -> Iterator[None]:
+        self._in_patched = True
         try:
             yield
         finally:
-            self._at_door = False
+            self._in_patched = False
 
     @contextmanager
     def recording(self) -> Iterator[None]:
         """Note the draws made inside."""
-        with at_doors(self._door), self:
+        with watch_random_functions(self._patched_call), self:
             yield
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -88,33 +88,39 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         if is_fill(func):
             given = tuple(one.new_empty(0) if isinstance(one, torch.Tensor) else one for one in args)
             named = tuple((kwargs or {}).items())
-            shape, order = shape_of(func, args), order_of(func, args)
-            self.draws.append(Draw(str(func), shape, order, self._at_door, func, given, named))
+            shape, order = shape_of(func, args), memory_order(func, args)
+            self.ops.append(RandomOp(str(func), shape, order, self._in_patched, func, given, named))
             return func(*args, **(kwargs or {}))
         before = torch.get_rng_state()
         found = func(*args, **(kwargs or {}))
         if not torch.equal(before, torch.get_rng_state()):
-            raise UnsliceableDraw(f"{func} draws random numbers that depend on contents")
+            raise UnsliceableRandomOp(f"{func} draws random numbers that depend on contents")
         return found
 
 
-def patterns(first: Sequence[Draw], samples: int, second: Sequence[Draw], fewer: int) -> list[Pattern]:
-    """How draws grow, from those of two runs on different numbers of samples; raises UnsliceableDraw."""
+def match_patterns(
+    first: Sequence[RandomOp], samples: int, second: Sequence[RandomOp], fewer: int
+) -> list[RandomOpPattern]:
+    """How draws grow, from those of two runs on different numbers of samples; raises UnsliceableRandomOp."""
     if len(first) != len(second):
-        raise UnsliceableDraw(f"{len(first)} draws for {samples} samples, {len(second)} for {fewer}")
+        raise UnsliceableRandomOp(f"{len(first)} draws for {samples} samples, {len(second)} for {fewer}")
     return [_pattern(one, samples, other, fewer) for one, other in zip(first, second, strict=True)]
 
 
-def _pattern(one: Draw, samples: int, other: Draw, fewer: int) -> Pattern:
+def _pattern(one: RandomOp, samples: int, other: RandomOp, fewer: int) -> RandomOpPattern:
     if one.name != other.name or len(one.shape) != len(other.shape):
-        raise UnsliceableDraw(f"{one.name} {one.shape} for {samples} samples, {other.name} {other.shape} for {fewer}")
+        raise UnsliceableRandomOp(
+            f"{one.name} {one.shape} for {samples} samples, {other.name} {other.shape} for {fewer}"
+        )
     if one.order is None:
-        raise UnsliceableDraw(f"{one.name} fills memory with gaps")
+        raise UnsliceableRandomOp(f"{one.name} fills memory with gaps")
     grown = [dim for dim, (more, less) in enumerate(zip(one.shape, other.shape, strict=True)) if more != less]
     if not grown:
-        return Pattern(one.name, one.shape, one.order, None, 0, one.by_door)
+        return RandomOpPattern(one.name, one.shape, one.order, None, 0, one.is_patched)
     dim = grown[0]
     factor, rest = divmod(one.shape[dim], samples)
     if len(grown) > 1 or rest or other.shape[dim] != factor * fewer:
-        raise UnsliceableDraw(f"{one.name} {one.shape} for {samples} samples, {other.shape} for {fewer}")
-    return Pattern(one.name, (*one.shape[:dim], 0, *one.shape[dim + 1 :]), one.order, dim, factor, one.by_door)
+        raise UnsliceableRandomOp(f"{one.name} {one.shape} for {samples} samples, {other.shape} for {fewer}")
+    return RandomOpPattern(
+        one.name, (*one.shape[:dim], 0, *one.shape[dim + 1 :]), one.order, dim, factor, one.is_patched
+    )

@@ -39,7 +39,7 @@ class DeviceGenerators(Protocol):
         """Restore the state of the generator of `device`."""
 
 
-class Generator:
+class CpuGenerator:
     """A generator of the CPU, and its state as last seen."""
 
     def __init__(self, generator: torch.Generator) -> None:
@@ -80,7 +80,7 @@ def _is_known() -> bool:
     """Whether all that a draw changes is seen: the second of a pair of normal numbers is given without a step."""
     trial = torch.Generator()
     trial.manual_seed(0)
-    looked = Generator(trial)
+    looked = CpuGenerator(trial)
     if not looked.address:
         return False
     for draw in ("random_", "normal_", "normal_", "exponential_"):
@@ -93,7 +93,7 @@ def _is_known() -> bool:
     return looked.state() != before and looked.state() == looked._ask()
 
 
-_CPU = Generator(torch.default_generator)
+_CPU = CpuGenerator(torch.default_generator)
 if not _is_known():
     _CPU.address = 0
 

@@ -26,23 +26,23 @@ class GradientSums(Protocol):
         """Return the buffer of a parameter, and whether it is still to be filled (the first part overwrites it)."""
 
 
-Later = Callable[[GradientSums], None]
+DelayedGrad = Callable[[GradientSums], None]
 
 
-class Store:
+class WeightGradStore:
     """Of one process. `active`: ops of a stage are to use it; `queue`: a backward action collects."""
 
     def __init__(self) -> None:
         self.active = False
-        self.known: set[int] = set()  # identities of the parameters of stages
-        self.queue: deque[Later] | None = None
+        self.parameters: set[int] = set()  # identities of the parameters of stages
+        self.queue: deque[DelayedGrad] | None = None
 
-    def know(self, parameters: Iterable[torch.Tensor]) -> None:
+    def set_parameters(self, parameters: Iterable[torch.Tensor]) -> None:
         """The parameters whose gradients may be left here; the caller keeps them alive."""
-        self.known = {id(parameter) for parameter in parameters}
+        self.parameters = {id(parameter) for parameter in parameters}
 
     @contextmanager
-    def in_use(self) -> Iterator[None]:
+    def activate(self) -> Iterator[None]:
         """Inside, ops of stages use the store."""
         before, self.active = self.active, True
         try:
@@ -51,63 +51,63 @@ class Store:
             self.active = before
 
     @contextmanager
-    def collecting(self, queue: deque[Later]) -> Iterator[None]:
+    def collect_into(self, queue: deque[DelayedGrad]) -> Iterator[None]:
         """Inside runs the backward of a stage, whose weight gradients go to `queue`."""
         before, self.queue = self.queue, queue
         try:
-            with self.in_use():
+            with self.activate():
                 yield
         finally:
             self.queue = before
 
-    def takes(self, given: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> bool:
+    def accepts(self, given: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> bool:
         """Whether an op on these is to leave its weight gradient here."""
         return (
             self.active
-            and id(weight) in self.known
+            and id(weight) in self.parameters
             and weight.requires_grad
             and torch.is_grad_enabled()
             and type(given) in (torch.Tensor, torch.nn.Parameter)
             and given.layout is torch.strided
             and not weight.is_complex()
-            and (bias is None or not bias.requires_grad or id(bias) in self.known)
+            and (bias is None or not bias.requires_grad or id(bias) in self.parameters)
             and not torch.is_autocast_enabled(weight.device.type)
             and not torch._C._are_functorch_transforms_active()
         )
 
-    def collects(self) -> bool:
+    def is_collecting(self) -> bool:
         """Whether a weight gradient can be left: in a backward of ours, which is not itself differentiated."""
         return self.queue is not None and not torch.is_grad_enabled()
 
-    def leave(self, later: Later) -> None:
+    def delay(self, later: DelayedGrad) -> None:
         """Leave a weight gradient for later."""
         if self.queue is None:
             raise RuntimeError("no backward collects weight gradients")
         self.queue.append(later)
 
 
-class AtOnce(deque[Later]):
+class ImmediateQueue(deque[DelayedGrad]):
     """A queue where nobody waits for the input gradient: what is left is computed, and so nothing is kept for it."""
 
     def __init__(self, gradients: GradientSums) -> None:
         super().__init__()
         self._gradients = gradients
 
-    def append(self, later: Later, /) -> None:
+    def append(self, later: DelayedGrad, /) -> None:
         """Compute it."""
         later(self._gradients)
 
 
-def settle(queue: deque[Later], gradients: GradientSums) -> None:
+def run_delayed(queue: deque[DelayedGrad], gradients: GradientSums) -> None:
     """Compute what was left; each thing is released as soon as it is done."""
     with torch.no_grad():
         while queue:
             queue.popleft()(gradients)
 
 
-STORE = Store()
+STORE = WeightGradStore()
 
 
-def split_shape(given: torch.Tensor) -> Any:
+def as_rows(given: torch.Tensor) -> Any:
     """A tensor as a matrix of rows."""
     return given if given.dim() == 2 else given.reshape(-1, given.shape[-1])

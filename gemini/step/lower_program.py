@@ -93,7 +93,7 @@ def lower(program: StepProgram, loss: Loss | None) -> Lowered:
 class _Lowering:
     def __init__(self, program: StepProgram, readers: dict[str, Readers], loss_stage: int) -> None:
         self.program, self.readers, self.loss_stage = program, readers, loss_stage
-        self.drawing = program.drawing()
+        self.drawing = program.random_stages()
         self.rows = [list(row) for row in program.orders]
         self.tail = self._add_tail() if program.tail is not None else None
 

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gemini.step.delayed_weight_grads import STORE, GradientSums, split_shape
+from gemini.step.delayed_weight_grads import STORE, GradientSums, as_rows
 
 _linear, _embedding = F.linear, F.embedding
 _convolutions: dict[int, Callable[..., torch.Tensor]] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
@@ -28,7 +28,7 @@ def install() -> None:
 # ── linear ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """As in torch.nn.functional."""
-    if STORE.active and STORE.takes(input, weight, bias) and input.dtype is weight.dtype:
+    if STORE.active and STORE.accepts(input, weight, bias) and input.dtype is weight.dtype:
         made: Tensor = _Linear.apply(input, weight, bias)
         return made
     return _linear(input, weight, bias)
@@ -48,16 +48,16 @@ class _Linear(torch.autograd.Function):  # type: ignore[misc]
         (given,), weight = ctx.saved_tensors, ctx.weight
         back = gradient.matmul(weight) if ctx.needs_input_grad[0] else None
         bias = ctx.bias if ctx.needs_input_grad[2] else None
-        if STORE.collects():
+        if STORE.is_collecting():
             # Without its place in the graph, which would keep the stage's inputs and their gradients until then.
-            STORE.leave(functools.partial(_add_linear, weight, bias, gradient, given.detach()))
+            STORE.delay(functools.partial(_add_linear, weight, bias, gradient, given.detach()))
             return back, None, None
-        rows = split_shape(gradient)
-        return back, rows.t().mm(split_shape(given)), None if bias is None else rows.sum(0)
+        rows = as_rows(gradient)
+        return back, rows.t().mm(as_rows(given)), None if bias is None else rows.sum(0)
 
 
 def _add_linear(weight: Tensor, bias: Tensor | None, gradient: Tensor, given: Tensor, sums: GradientSums) -> None:
-    rows, columns = split_shape(gradient).t(), split_shape(given)
+    rows, columns = as_rows(gradient).t(), as_rows(given)
     total, is_first = sums.into(weight)
     if is_first:
         torch.mm(rows, columns, out=total)
@@ -82,7 +82,7 @@ def _convolution(  # noqa: PLR0917
 ) -> Tensor:  # fmt: skip
     if (
         STORE.active
-        and STORE.takes(input, weight, bias)
+        and STORE.accepts(input, weight, bias)
         and input.dtype is weight.dtype
         and input.dim() == dims + 2
         and padding != "same"
@@ -111,11 +111,11 @@ class _Convolution(torch.autograd.Function):  # type: ignore[misc]
     def backward(ctx: Any, gradient: Tensor) -> Any:
         (given,), weight = ctx.saved_tensors, ctx.weight
         bias = ctx.bias if ctx.needs_input_grad[2] else None
-        wants, collects = bool(ctx.needs_input_grad[0]), STORE.collects()
+        wants, collects = bool(ctx.needs_input_grad[0]), STORE.is_collecting()
         given = given.detach() if collects else given
         run = functools.partial(_convolution_backward, gradient, given, weight, bias, ctx.shifts, ctx.groups)
         if collects:
-            STORE.leave(functools.partial(_add_convolution, weight, bias, run))
+            STORE.delay(functools.partial(_add_convolution, weight, bias, run))
             return (run([True, False, False])[0] if wants else None), None, None, None, None
         back, own, offset = run([wants, True, bias is not None])
         return back, own, offset, None, None
@@ -145,7 +145,7 @@ def embedding(  # noqa: PLR0917
     """As in torch.nn.functional."""
     usual = max_norm is None and not scale_grad_by_freq and not sparse
     inside = padding_idx is None or -weight.shape[0] <= padding_idx < weight.shape[0]
-    if STORE.active and usual and inside and STORE.takes(input, weight):
+    if STORE.active and usual and inside and STORE.accepts(input, weight):
         made: Tensor = _Embedding.apply(input, weight, padding_idx)
         return made
     return _embedding(input, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse)
@@ -162,8 +162,8 @@ class _Embedding(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
         (places,), weight = ctx.saved_tensors, ctx.weight
-        if STORE.collects():
-            STORE.leave(functools.partial(_add_embedding, weight, ctx.padding, gradient, places))
+        if STORE.is_collecting():
+            STORE.delay(functools.partial(_add_embedding, weight, ctx.padding, gradient, places))
             return None, None, None
         count = weight.shape[0]
         return None, torch.ops.aten.embedding_dense_backward(gradient, places, count, ctx.padding, False), None
@@ -173,7 +173,7 @@ def _add_embedding(weight: Tensor, padding: int, gradient: Tensor, places: Tenso
     total, is_first = sums.into(weight)
     if is_first:
         total.zero_()
-    rows, at = split_shape(gradient), places.reshape(-1)
+    rows, at = as_rows(gradient), places.reshape(-1)
     if padding >= 0:
         used = at != padding
         rows, at = rows[used], at[used]

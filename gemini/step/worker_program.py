@@ -80,7 +80,7 @@ class StepProgram:
     interfaces: tuple[Interface, ...]
     orders: Orders
     recompute: frozenset[int] = frozenset()
-    draws: tuple[Any, ...] = field(default=(), compare=False)  # of each stage: patterns of its random numbers
+    rng_patterns: tuple[Any, ...] = field(default=(), compare=False)  # of each stage: patterns of its random numbers
     called: frozenset[str] | None = field(default=None, compare=False)  # modules that stages call; None: maybe all
     # Of each stage: the buffers that every micro-batch finds as they were before the step, by place among its own.
     once: tuple[tuple[int, ...], ...] = ()
@@ -145,9 +145,9 @@ class StepProgram:
             found.add(self.tail.stage)
         return sorted(found)
 
-    def drawing(self) -> list[int]:
+    def random_stages(self) -> list[int]:
         """The stages that draw random numbers, in the order in which one device would."""
-        return [stage for stage, patterns in enumerate(self.draws) if patterns]
+        return [stage for stage, patterns in enumerate(self.rng_patterns) if patterns]
 
     def with_backward(self, stage: int) -> StepProgram:
         """The same order with a backward of a stage, where it has none: when its worker is through with forwards of a
@@ -189,14 +189,16 @@ def program_of(
     *,
     memory: float | Sequence[float] | None = None,
     recompute: Iterable[int] = (),
-    draws: tuple[Any, ...] = (),
+    rng_patterns: tuple[Any, ...] = (),
     tail: Tail | None = None,
 ) -> StepProgram:
     """The program for a model in stages by a plan, or by the actions of each worker.
 
     `memory` limits what a plan may hold on each worker; a plan that was made for a limit keeps to that one.
     """
-    made = make_program(piped.interfaces, plan, memory=memory, recompute=recompute, draws=draws, tail=tail)
+    made = make_program(
+        piped.interfaces, plan, memory=memory, recompute=recompute, rng_patterns=rng_patterns, tail=tail
+    )
     return replace(made, called=frozenset(node.target for node in piped.graph.nodes if node.kind in MODULES))
 
 
@@ -206,12 +208,14 @@ def make_program(
     *,
     memory: float | Sequence[float] | None = None,
     recompute: Iterable[int] = (),
-    draws: tuple[Any, ...] = (),
+    rng_patterns: tuple[Any, ...] = (),
     tail: Tail | None = None,
 ) -> StepProgram:
     """The program for stages with these interfaces."""
     orders, count = _orders(plan, memory), len(interfaces) - (tail is not None and tail.stage is not None)
-    return StepProgram(tuple(interfaces), _unfolded(orders, count), frozenset(recompute), draws, tail=tail)
+    return StepProgram(
+        tuple(interfaces), _unfold_replicas(orders, count), frozenset(recompute), rng_patterns, tail=tail
+    )
 
 
 def _orders(plan: SchedPlan | Sequence[Iterable[Action | str]], memory: Any) -> Orders:
@@ -229,7 +233,7 @@ def _orders(plan: SchedPlan | Sequence[Iterable[Action | str]], memory: Any) -> 
     return tuple(tuple(block.action for block in plan.device_blocks(dev)) for dev in range(plan.ndevs))
 
 
-def _unfolded(orders: Orders, nstages: int) -> Orders:
+def _unfold_replicas(orders: Orders, nstages: int) -> Orders:
     """Replicas of the whole model become the model itself on other micro-batches.
 
     A plan with k times the stages has k replicas; its micro-batch m is k of ours, one through each.
@@ -258,18 +262,18 @@ def _faults(program: StepProgram) -> Iterator[Fault]:
         return
     for stage in sorted(program.recompute - set(range(program.nstages))):
         yield Fault(f"stage {stage!r} is to be recomputed", f"stages are 0 to {program.nstages - 1}")
-    if program.draws and len(program.draws) != len(program.interfaces):
-        yield Fault(f"random numbers of {len(program.draws)} stages", f"the model has {len(program.interfaces)}")
+    if program.rng_patterns and len(program.rng_patterns) != len(program.interfaces):
+        yield Fault(f"random numbers of {len(program.rng_patterns)} stages", f"the model has {len(program.interfaces)}")
     unknown = sorted({str(action) for _, action in actions if action.btype not in _KINDS})
     if unknown:
         yield Fault(f"{', '.join(unknown[:5])} is no forward or backward", "use F, B, I and W actions only")
         return
-    yield from _counted(program, actions)
+    yield from _action_faults(program, actions)
     if program.tail is not None:
-        yield from _early(program)
+        yield from _tail_faults(program)
 
 
-def _early(program: StepProgram) -> Iterator[Fault]:
+def _tail_faults(program: StepProgram) -> Iterator[Fault]:
     """What has a tail goes forward with all micro-batches first, each stage on one worker."""
     for worker, row in enumerate(program.orders):
         first = next((at for at, action in enumerate(row) if action.btype != FORWARD), len(row))
@@ -287,7 +291,7 @@ def _early(program: StepProgram) -> Iterator[Fault]:
         yield Fault(f"stages {several} are on several workers, and the loss is of all samples", "put each on one")
 
 
-def _counted(program: StepProgram, actions: list[tuple[int, Action]]) -> Iterator[Fault]:
+def _action_faults(program: StepProgram, actions: list[tuple[int, Action]]) -> Iterator[Fault]:
     place: dict[Action, int] = {}
     for worker, action in actions:
         if action in place:
@@ -298,13 +302,13 @@ def _counted(program: StepProgram, actions: list[tuple[int, Action]]) -> Iterato
         for stage in range(program.nstages):
             named = {kind: Action(stage, kind, mid) for kind in _KINDS}
             has = {kind for kind, action in named.items() if action in place}
-            yield from _incomplete(named, has, stage in trained)
+            yield from _missing_action_faults(named, has, stage in trained)
             if len({place[named[kind]] for kind in has}) > 1:
                 where = ", ".join(f"{named[kind]} on {place[named[kind]]}" for kind in has)
                 yield Fault(f"actions of one stage and micro-batch on several workers: {where}", "put them on one")
 
 
-def _incomplete(named: dict[str, Action], has: set[str], trained: bool) -> Iterator[Fault]:
+def _missing_action_faults(named: dict[str, Action], has: set[str], trained: bool) -> Iterator[Fault]:
     if FORWARD not in has:
         yield Fault(f"{named[FORWARD]} is missing", "give every stage a forward for every micro-batch")
     if not trained:

@@ -16,11 +16,11 @@ from gemini.capture import Graph, capture
 from gemini.codegen import StageCode
 from gemini.ir.call_binding import bind
 from gemini.ir.encode import decode, follow
-from gemini.ir.interpreter import get_held
-from gemini.ir.pytree import Number, Owned, Ref
+from gemini.ir.interpreter import find_model_tensor
+from gemini.ir.pytree import ModelObject, Number, Ref
 from gemini.ir.symint import Expr, evaluate
 from gemini.partition import Options, Partition
-from gemini.partition.entry import in_order
+from gemini.partition.entry import order_stages
 from gemini.partition.partition_problem import Problem
 from gemini.partition.problem_builder import build_problem
 from gemini.partition.registry import Assignment
@@ -55,7 +55,7 @@ def flat_problem(graph: Graph, nparts: int) -> Problem:
 def cut(graph: Graph, problem: Problem, stage_of: list[int]) -> Partition:
     """The partition with these stages of items."""
     count = max(stage_of) + 1
-    stages, workers = in_order(problem, Assignment(tuple(stage_of), tuple(range(count))))
+    stages, workers = order_stages(problem, Assignment(tuple(stage_of), tuple(range(count))))
     made = Partition(graph.model_name, "by hand", count, stages, workers)
     made.validate(graph)
     return made
@@ -114,13 +114,13 @@ class Sequential:
         def read(form: Any) -> Any:
             if isinstance(form, Number):
                 return evaluate(form.expr, number)
-            if isinstance(form, Owned):
+            if isinstance(form, ModelObject):
                 module = self.model.get_submodule(form.module)
                 return getattr(module, form.attribute) if form.attribute else module
             node = self.graph.nodes[form.node]
             if node.kind == "input":
                 return follow(bound, self.graph.inputs[form.node])
-            return get_held(self.model, node.target) if node.is_source else values[form]
+            return find_model_tensor(self.model, node.target) if node.is_source else values[form]
 
         def number(expr: Expr) -> Any:
             if expr in values:

@@ -22,10 +22,10 @@ from gemini.codegen.expressions import Expressions
 from gemini.codegen.import_block import Imports
 from gemini.codegen.stage_modules import Holding, Skeleton
 from gemini.errors import GenerateError
-from gemini.ir.callables import Closure, Method, Partial, take_apart
+from gemini.ir.callables import ClosureForm, MethodForm, PartialForm, decompose
 from gemini.ir.encode import decode
 from gemini.ir.import_paths import Symbol
-from gemini.ir.pytree import Literal, Mapping, Number, Owned, Record, Ref, Sequence, Slice
+from gemini.ir.pytree import Literal, MappingForm, ModelObject, Number, ObjectForm, Ref, SequenceForm, SliceForm
 from gemini.ir.symint import Expr, evaluate
 
 
@@ -54,8 +54,8 @@ def outer(scale):
     return inner
 
 
-_, SYMBOL, INDICES, *_ = take_apart(outer(3)) or ()
-INNER = Closure(SYMBOL, INDICES, "inner", (Literal(3),), (Literal(2),))
+_, SYMBOL, INDICES, *_ = decompose(outer(3)) or ()
+INNER = ClosureForm(SYMBOL, INDICES, "inner", (Literal(3),), (Literal(2),))
 TENSOR = torch.arange(24.0).reshape(2, 3, 4)
 
 
@@ -105,24 +105,24 @@ LITERALS = [
 ]  # fmt: skip
 FORMS = [
     *map(Literal, LITERALS),
-    Sequence(list, (Ref(0), SIZE)),
-    Sequence(tuple, (Literal(1),)),
-    Sequence(tuple, ()),
-    Sequence(torch.Size, (SIZE, Literal(2))),
-    Sequence(Point, (Literal(1), SIZE)),
-    Sequence(Listed, (Literal(1), Literal(2))),
-    Sequence(torch.return_types.max, (Ref(0), Ref(0))),
-    Sequence(tuple, (Number(Expr("size", (Ref(0), 0))), Number(Expr("size", (Ref(0), 1))), Literal(-1))),
-    Mapping(dict, (("a", Ref(0)), (3, Literal(None)), (("k", 1), SIZE))),
-    Mapping(collections.OrderedDict, (("a", Literal(1)),)),
-    Record(Box, (("value", Sequence(list, (Literal(1),))),)),
-    Slice(Literal(None), SIZE, Literal(2)),
+    SequenceForm(list, (Ref(0), SIZE)),
+    SequenceForm(tuple, (Literal(1),)),
+    SequenceForm(tuple, ()),
+    SequenceForm(torch.Size, (SIZE, Literal(2))),
+    SequenceForm(Point, (Literal(1), SIZE)),
+    SequenceForm(Listed, (Literal(1), Literal(2))),
+    SequenceForm(torch.return_types.max, (Ref(0), Ref(0))),
+    SequenceForm(tuple, (Number(Expr("size", (Ref(0), 0))), Number(Expr("size", (Ref(0), 1))), Literal(-1))),
+    MappingForm(dict, (("a", Ref(0)), (3, Literal(None)), (("k", 1), SIZE))),
+    MappingForm(collections.OrderedDict, (("a", Literal(1)),)),
+    ObjectForm(Box, (("value", SequenceForm(list, (Literal(1),))),)),
+    SliceForm(Literal(None), SIZE, Literal(2)),
     Symbol(__name__, "Colour.RED"),
     Symbol("builtins", "len"),
     Symbol("torch.nn.functional", "gelu"),
     Symbol("math", "sqrt"),
-    Owned("", "config"),
-    Method(Owned("", "config"), "__eq__"),
+    ModelObject("", "config"),
+    MethodForm(ModelObject("", "config"), "__eq__"),
 ]
 
 
@@ -154,7 +154,7 @@ def test_not_a_number_and_arrays():
 
 def test_functions_with_parts():
     assert evaluated(INNER)(5) == 5 * 3 + 2
-    assert evaluated(Partial(Symbol("builtins", "int"), (Literal("11"),), (("base", Literal(2)),)))() == 3
+    assert evaluated(PartialForm(Symbol("builtins", "int"), (Literal("11"),), (("base", Literal(2)),)))() == 3
 
 
 def test_a_class_that_cannot_be_imported_is_named():
@@ -162,7 +162,7 @@ def test_a_class_that_cannot_be_imported_is_named():
         pass
 
     with pytest.raises(GenerateError, match=r"Local.*local to a function"):
-        text_and_imports(Record(Local, ()))
+        text_and_imports(ObjectForm(Local, ()))
 
 
 NUMBERS = st.recursive(

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from gemini.capture import capture
-from gemini.codegen import generate
+from gemini.codegen import generate_stages
 from gemini.pipe import Piped
 from tests.codegen.cutting import cut, flat_problem, flat_profile
 
@@ -45,7 +45,7 @@ def test_layers_held_in_different_ways_are_not_one_loop():
     for first in range(1, len(late)):  # the first few late parts in the first stage, the others in the second
         stage_of = [int(at >= late[first]) for at in range(len(problem.items))]
         partition = cut(graph, problem, stage_of)
-        piped = Piped(model, graph, flat_profile(graph), partition, generate(graph, partition))
+        piped = Piped(model, graph, flat_profile(graph), partition, generate_stages(graph, partition))
         report = piped.check((x,))
         assert report.is_right, f"{report}\n{piped.sources['stage_0.py']}"
         assert report.fallbacks == ()
@@ -96,7 +96,7 @@ def test_a_stage_with_only_the_glue_of_layers_names_none_of_them(alternating):
         held |= {node.id for node in nodes} if after else set()
         stage_of.append(int(after))
     partition = cut(graph, problem, stage_of)
-    piped = Piped(model, graph, flat_profile(graph), partition, generate(graph, partition))
+    piped = Piped(model, graph, flat_profile(graph), partition, generate_stages(graph, partition))
     source = piped.sources["stage_0.py"]
     assert "for _ in range(" in source
     assert "self.decoder" not in source

@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from gemini.capture import capture
-from gemini.codegen import generate, interfaces
+from gemini.codegen import generate_stages, interfaces
 from gemini.ir.interpreter import GuardBroken
 from gemini.ir.pytree import Ref
 from tests.codegen.cutting import Sequential, copied, cut, even_cut, flat_problem, load
@@ -245,14 +245,14 @@ class Branching(nn.Module):
 
 def test_another_structure_breaks_a_guard():
     graph = capture(Wrapped(), (torch.randn(3, 4),))
-    stages = Sequential(graph, generate(graph, even_cut(graph, 2)))
+    stages = Sequential(graph, generate_stages(graph, even_cut(graph, 2)))
     with pytest.raises(GuardBroken, match=r"returned tuple\(T,T\), not tuple\(T,None\)"):
         stages(torch.full((3, 4), 200.0))
 
 
 def test_another_number_of_samples_breaks_a_guard_where_it_matters():
     graph = capture(Branching(), (torch.randn(4, 4),))
-    stages = Sequential(graph, generate(graph, even_cut(graph, 2)))
+    stages = Sequential(graph, generate_stages(graph, even_cut(graph, 2)))
     assert torch.equal(stages(torch.ones(2, 4)), graph.bound_model()(torch.ones(2, 4)))
     if graph.validity.batch:
         with pytest.raises(GuardBroken, match="shape"):
@@ -277,7 +277,7 @@ def test_a_model_that_is_kept_whole_is_one_stage():
     model = Counting()
     graph = capture(model, (torch.ones(3, 4),))
     assert graph.is_whole
-    (code,) = generate(graph, even_cut(graph, 1))
+    (code,) = generate_stages(graph, even_cut(graph, 1))
     stage = load(code, model)
     before = model.calls
     found = stage(*(torch.ones(3, 4) for _ in code.interface.inputs))

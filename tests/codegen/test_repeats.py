@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from gemini.capture import capture
-from gemini.codegen import generate
+from gemini.codegen import generate_stages
 from gemini.pipe import Piped
 from tests.codegen.cutting import cut, even_cut, flat_problem, flat_profile, random_cut
 
@@ -75,7 +75,7 @@ def stages(model: nn.Module, partition=None, x: torch.Tensor | None = None) -> l
     graph = capture(model, (x,))
     made = cut(graph, flat_problem(graph, 1), [0] * len(flat_problem(graph, 1).items))
     made = made if partition is None else partition(graph)
-    piped = Piped(model, graph, flat_profile(graph), made, generate(graph, made))
+    piped = Piped(model, graph, flat_profile(graph), made, generate_stages(graph, made))
     report = piped.check((x,))
     sources = list(piped.sources.values())
     order = [node for nodes in made.stages for node in nodes]

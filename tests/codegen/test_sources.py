@@ -15,7 +15,7 @@ from torch import nn
 
 from conformance.zoo.classics import CLASSICS
 from gemini.capture import capture
-from gemini.codegen import generate
+from gemini.codegen import generate_stages
 from tests.codegen.cutting import captured, even_cut, random_cut
 
 RUFF = shutil.which("ruff", path=str(Path(sys.executable).parent)) or shutil.which("ruff")
@@ -23,7 +23,7 @@ RUFF = shutil.which("ruff", path=str(Path(sys.executable).parent)) or shutil.whi
 
 def sources(name: str, nstages: int) -> list[str]:
     graph, _, _ = captured(name)
-    return [code.source for code in generate(graph, even_cut(graph, nstages))]
+    return [code.source for code in generate_stages(graph, even_cut(graph, nstages))]
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def folder(tmp_path_factory):
         graph, _, _ = captured(name)
         cuts = [even_cut(graph, 1), even_cut(graph, 2), random_cut(graph, random.Random(name))]
         for at, partition in enumerate(cuts):
-            for code in generate(graph, partition):
+            for code in generate_stages(graph, partition):
                 (folder / f"{name}_{at}_{code.class_name}.py").write_text(code.source, encoding="utf-8")
     return folder
 
@@ -79,13 +79,13 @@ def test_the_length_does_not_grow_with_the_number_of_layers():
     lengths = []
     for depth in (6, 12):
         graph = capture(Deep(depth), (torch.randn(4, 5, 8),))
-        lengths.append(sum(len(code.source.splitlines()) for code in generate(graph, even_cut(graph, 1))))
+        lengths.append(sum(len(code.source.splitlines()) for code in generate_stages(graph, even_cut(graph, 1))))
     assert lengths[0] == lengths[1]
 
 
 def test_a_stage_file_loads_in_a_fresh_process(tmp_path):
     graph, _, _ = captured("mlp")
-    codes = generate(graph, even_cut(graph, 2))
+    codes = generate_stages(graph, even_cut(graph, 2))
     for code in codes:
         (tmp_path / f"{code.class_name.lower()}.py").write_text(code.source, encoding="utf-8")
     script = "import torch, stage0, stage1\nfrom conformance.zoo.classics import CLASSICS\n"

@@ -10,11 +10,11 @@ import torch
 from conformance.zoo.classics import CLASSICS
 from gemini.capture import Graph, capture
 from gemini.capture.verify.step_observation import compare, observe
-from gemini.codegen import generate
-from gemini.ir.call_binding import Call
+from gemini.codegen import generate_stages
+from gemini.ir.call_binding import ModelCall
 from gemini.ir.interpreter import GuardBroken
 from gemini.partition import Partition
-from gemini.snapshot.model_state import Saved
+from gemini.snapshot.model_state import ModelSnapshot
 from tests.codegen.cutting import Sequential, captured, copied, even_cut, random_cut
 
 SEED = 5
@@ -26,9 +26,9 @@ HOOKED = {"root_hooks"}
 
 def differences(graph: Graph, partition: Partition, args, kwargs, wire=lambda value: value) -> list[str]:
     """Where one training step of the stages and of the model differ."""
-    model, call = graph.bound_model(), Call(args, kwargs)
-    stages = Sequential(graph, generate(graph, partition), wire)
-    saved = Saved(model)
+    model, call = graph.bound_model(), ModelCall(args, kwargs)
+    stages = Sequential(graph, generate_stages(graph, partition), wire)
+    saved = ModelSnapshot(model)
     seen = []
     for run in (lambda a, k: model(*a, **k), lambda a, k: stages(*a, **k)):
         torch.manual_seed(SEED)
@@ -67,5 +67,5 @@ def test_evaluation_mode_of_a_captured_evaluation():
     model, args, kwargs = CLASSICS["vision_transformer"]()
     model.eval()
     graph = capture(model, args, kwargs)
-    stages = Sequential(graph, generate(graph, even_cut(graph, 3)))
+    stages = Sequential(graph, generate_stages(graph, even_cut(graph, 3)))
     torch.testing.assert_close(stages(*args, **kwargs), model(*args, **kwargs), rtol=0, atol=0)

@@ -10,13 +10,13 @@ from torch import nn
 
 from conformance.zoo.classics import CLASSICS
 from gemini.capture import capture
-from gemini.codegen import generate
+from gemini.codegen import generate_stages
 from tests.codegen.cutting import captured, even_cut, load, random_cut
 
 
 def check_state(graph, partition):
     model = graph.bound_model()
-    codes = generate(graph, partition)
+    codes = generate_stages(graph, partition)
     stages = [load(code, model) for code in codes]
     state = model.state_dict()
     assert set().union(*(stage.state_dict() for stage in stages)) == set(state)

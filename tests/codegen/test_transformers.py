@@ -8,14 +8,14 @@ import random
 import pytest
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-pytest.importorskip("transformers", reason="these models need transformers: pip install 'gemini-parallel[hf]'")
+pytest.importorskip("transformers", reason="these models need transformers: pip install 'gemini-instrumenter[hf]'")
 
 import torch
 import transformers
 
 from conformance.zoo import discovery
 from gemini.capture import capture
-from gemini.codegen import generate
+from gemini.codegen import generate_stages
 from gemini.ir.interpreter import GuardBroken
 from tests.codegen.cutting import even_cut, random_cut
 from tests.codegen.test_stages_equal_the_model import differences
@@ -61,6 +61,6 @@ def test_a_deep_encoder_is_generated_in_a_few_hundred_lines():
         tokens = torch.zeros(4, 16, dtype=torch.long)
     graph = capture(model, (), {"input_ids": tokens, "labels": tokens})
     for nstages in (1, 4):
-        codes = generate(graph, even_cut(graph, nstages))
+        codes = generate_stages(graph, even_cut(graph, nstages))
         assert max(len(code.source.splitlines()) for code in codes) < 150
         assert sum("for " in code.source for code in codes) == nstages

@@ -10,9 +10,9 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from gemini.random_numbers.random_ops import UnsliceableDraw
-from gemini.random_numbers.rng_recorder import Recorder, patterns
-from gemini.random_numbers.sliced_rng import DrawsDiffer, SlicedDraws
+from gemini.random_numbers.random_ops import UnsliceableRandomOp
+from gemini.random_numbers.rng_recorder import RandomOpRecorder, match_patterns
+from gemini.random_numbers.sliced_rng import RandomOpsDiffer, SlicedRandomOps
 
 Code = Callable[[torch.Tensor], torch.Tensor]
 _lstm = nn.LSTM(6, 6, 2, dropout=0.3, batch_first=True)
@@ -61,10 +61,10 @@ CODES: dict[str, Code] = {
 
 
 def recorded(code: Code, x: torch.Tensor, samples: int) -> list:
-    recorder = Recorder()
+    recorder = RandomOpRecorder()
     with torch.random.fork_rng(), recorder.recording():
         code(x[:samples].clone())
-    return recorder.draws
+    return recorder.ops
 
 
 @pytest.mark.parametrize("code", CODES.values(), ids=CODES.keys())
@@ -72,7 +72,7 @@ def recorded(code: Code, x: torch.Tensor, samples: int) -> list:
 def test_draws_as_the_whole_batch(code: Code, sizes: tuple[int, ...]) -> None:
     samples = sum(sizes)
     x = torch.randn(samples, 5, 6, dtype=torch.float64, requires_grad=True)
-    found = patterns(recorded(code, x, 3), 3, recorded(code, x, 2), 2)
+    found = match_patterns(recorded(code, x, 3), 3, recorded(code, x, 2), 2)
     torch.manual_seed(7)
     expected = code(x)
     after = torch.get_rng_state()
@@ -80,9 +80,9 @@ def test_draws_as_the_whole_batch(code: Code, sizes: tuple[int, ...]) -> None:
     wanted, x.grad = x.grad, None
 
     torch.manual_seed(7)
-    draws, start, parts = SlicedDraws(found, samples), 0, []
+    draws, start, parts = SlicedRandomOps(found, samples), 0, []
     for length in sizes:
-        with draws.piece(start, length):
+        with draws.micro_batch(start, length):
             parts.append(code(x[start : start + length]))
         if start == 0:
             assert torch.equal(torch.get_rng_state(), after)
@@ -90,7 +90,7 @@ def test_draws_as_the_whole_batch(code: Code, sizes: tuple[int, ...]) -> None:
     assert torch.equal(torch.get_rng_state(), after)
     torch.testing.assert_close(torch.cat(parts), expected, rtol=1e-12, atol=1e-12)
     for part in parts[::-1]:
-        with draws.again():
+        with draws.recompute():
             part.pow(2).sum().backward()
     assert torch.equal(torch.get_rng_state(), after)
     torch.testing.assert_close(x.grad, wanted, rtol=1e-12, atol=1e-12)
@@ -99,19 +99,19 @@ def test_draws_as_the_whole_batch(code: Code, sizes: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("length", [4, 2])
 def test_draws_in_backward_that_forward_did_not_make_are_noticed(length: int) -> None:
     x = torch.rand(4, 5, 6, requires_grad=True)
-    found = patterns(recorded(twice, x, 3), 3, recorded(twice, x, 2), 2)
-    draws = SlicedDraws(found, 4)
-    with draws.piece(0, length):
+    found = match_patterns(recorded(twice, x, 3), 3, recorded(twice, x, 2), 2)
+    draws = SlicedRandomOps(found, 4)
+    with draws.micro_batch(0, length):
         y = twice(x[:length])
     y.register_hook(lambda gradient: F.dropout(gradient, 0.5))
-    with pytest.raises(DrawsDiffer, match="nothing was drawn in forward"), draws.again():
+    with pytest.raises(RandomOpsDiffer, match="nothing was drawn in forward"), draws.recompute():
         y.sum().backward()
 
 
 def test_draws_by_contents_are_refused() -> None:
     x = torch.rand(4, 5, 6)
     for code in (lambda x: x * torch.bernoulli(x), lambda x: torch.multinomial(x[:, 0], 2)):
-        with pytest.raises(UnsliceableDraw, match="depend on contents"):
+        with pytest.raises(UnsliceableRandomOp, match="depend on contents"):
             recorded(code, x, 3)
 
 
@@ -122,15 +122,15 @@ def test_draws_that_grow_otherwise_are_refused() -> None:
         lambda x: torch.rand(len(x), len(x)),
         lambda x: torch.rand(9 // len(x)),
     ):
-        with pytest.raises(UnsliceableDraw):
-            patterns(recorded(code, x, 3), 3, recorded(code, x, 2), 2)
+        with pytest.raises(UnsliceableRandomOp):
+            match_patterns(recorded(code, x, 3), 3, recorded(code, x, 2), 2)
 
 
 def test_another_draw_than_recorded_is_noticed() -> None:
     x = torch.rand(4, 5, 6)
-    found = patterns(recorded(twice, x, 3), 3, recorded(twice, x, 2), 2)
+    found = match_patterns(recorded(twice, x, 3), 3, recorded(twice, x, 2), 2)
     for code in (lambda x: F.dropout(x, 0.4), lambda x: twice(F.dropout(x)), lambda x: twice(x[:, :4])):
-        with pytest.raises(DrawsDiffer), SlicedDraws(found, 4).piece(0, 2):
+        with pytest.raises(RandomOpsDiffer), SlicedRandomOps(found, 4).micro_batch(0, 2):
             code(x[:2])
 
 
@@ -139,8 +139,8 @@ def test_attention_without_dropout_draws_nothing() -> None:
     assert recorded(lambda x: F.scaled_dot_product_attention(x, x, x), heads, 3) == []
 
 
-def test_only_doors_are_watched_where_all_draws_come_through_them() -> None:
+def test_only_patched_functions_are_watched_where_all_random_ops_are_in_them() -> None:
     x = torch.randn(4, 5, 6)
     for name, code in CODES.items():
-        by_door = all(draw.by_door for draw in recorded(code, x.double(), 3))
-        assert by_door == (name not in {"not through a door", "lstm"}), name
+        is_patched = all(draw.is_patched for draw in recorded(code, x.double(), 3))
+        assert is_patched == (name not in {"not through a door", "lstm"}), name

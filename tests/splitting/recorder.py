@@ -12,8 +12,8 @@ from torch.overrides import TorchFunctionMode
 from gemini.batch_analysis.graph_analysis import prove_graph
 from gemini.batch_analysis.loss_analysis import prove
 from gemini.batch_analysis.loss_tape import Meta, Op, Tape
-from gemini.batch_analysis.precompute import Foreseen
-from gemini.batch_analysis.reference_run import pieces, run_graph, run_tape, split_operands
+from gemini.batch_analysis.precompute import Precomputed
+from gemini.batch_analysis.reference_run import micro_batch_ranges, run_graph, run_tape, split_operands
 from gemini.batch_analysis.split_result import Splitting
 from gemini.capture import capture
 from gemini.ir.autograd_modes import Region
@@ -89,10 +89,10 @@ class Step:
 
     def split(self, sizes: list[int]) -> tuple[torch.Tensor, list[torch.Tensor]]:
         call = ModelCall(self.inputs, self.kwargs)
-        node_weights, op_weights = self.splitting.weights(Foreseen(self.graph, self.bound, self.tape), sizes)
+        node_weights, op_weights = self.splitting.weights(Precomputed(self.graph, self.bound, self.tape), sizes)
         self.model.zero_grad()
         total: Any = 0.0
-        for at, (start, length) in enumerate(pieces(sizes)):
+        for at, (start, length) in enumerate(micro_batch_ranges(sizes)):
             given = [
                 tensor if dim is None else tensor.narrow(dim, start, length)
                 for tensor, dim in zip(call.tensors, self.splitting.inputs, strict=True)

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from gemini.batch_analysis.batch_kinds import SplittingError
-from gemini.batch_analysis.numeric_check import check
+from gemini.batch_analysis.numeric_check import check_splitting
 from gemini.ir.interpreter import GuardBroken
 from tests.splitting.recorder import Step
 from tests.splitting.test_losses import Y_IGNORED, C, N, Y, positive, rows, targets
@@ -274,7 +274,7 @@ def test_ways_through_a_model_are_split_rightly_or_not_at_all(name):
     step = Step(Way(WAYS[name]).double(), (x, mask), own)
     assert bool(step.reason) is (name not in RIGHT) or name not in (*RIGHT, *WRONG)
     if not never_wrong(step):
-        assert check(step.forms, step.tape, step.root, step.splitting, step.inputs, {}) == ""
+        assert check_splitting(step.forms, step.tape, step.root, step.splitting, step.inputs, {}) == ""
 
 
 class Large(nn.Module):
@@ -322,11 +322,11 @@ def test_a_mean_of_the_model_that_the_program_divides():
     x, y = torch.randn(N, 3, 4, dtype=torch.float64), targets(N, 3, ignored=8)
     step = Step(Padded().double().eval(), (x, y), lambda o: o / 4)
     assert never_wrong(step) == ""
-    assert check(step.forms, step.tape, step.root, step.splitting, step.inputs, {}) == ""
+    assert check_splitting(step.forms, step.tape, step.root, step.splitting, step.inputs, {}) == ""
 
 
 def test_nothing_is_drawn_before_a_step():
-    from gemini.batch_analysis.precompute import Foreseen
+    from gemini.batch_analysis.precompute import Precomputed
 
     torch.manual_seed(0)
     x, y = torch.randn(N, 3, 4, dtype=torch.float64), targets(N, 3, ignored=8)
@@ -334,5 +334,5 @@ def test_nothing_is_drawn_before_a_step():
     assert step.reason == ""
     assert step.splitting.needs()
     before = torch.get_rng_state()
-    step.splitting.weights(Foreseen(step.graph, step.bound, step.tape), [3, 4])
+    step.splitting.weights(Precomputed(step.graph, step.bound, step.tape), [3, 4])
     assert torch.equal(before, torch.get_rng_state())

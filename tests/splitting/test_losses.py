@@ -9,7 +9,7 @@ from torch import nn
 
 from gemini.batch_analysis.batch_kinds import SplittingError
 from gemini.batch_analysis.microbatch_weights import _is_without
-from gemini.batch_analysis.numeric_check import check
+from gemini.batch_analysis.numeric_check import check_splitting
 from tests.splitting.recorder import Step
 
 N, C, T = 7, 5, 3
@@ -256,7 +256,7 @@ def test_numbers_are_compared_where_a_loss_goes_on_in_another_precision():
     projection = positive(C, 3).float()
     step = Step(*rows(), lambda o: (o.bfloat16().float() @ projection).pow(2).mean())
     assert step.reason == ""
-    assert check(step.forms, step.tape, step.root, step.splitting, step.inputs, {}) == ""
+    assert check_splitting(step.forms, step.tape, step.root, step.splitting, step.inputs, {}) == ""
 
 
 @pytest.mark.parametrize("ignore", [-100, 0, 1, 2, 5, 9])

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from gemini.batch_analysis.batch_kinds import SplittingError
-from gemini.batch_analysis.numeric_check import check
+from gemini.batch_analysis.numeric_check import check_splitting
 from tests.splitting.recorder import Step
 from tests.splitting.test_losses import N, split_equals
 from tests.splitting.test_models import own
@@ -73,7 +73,7 @@ def test_pictures_in_their_places(name):
     step = Step(Pictures(WAYS[name]).double(), batch(), own)
     split_equals(step)
     assert bool(step.splitting.conditions) == (name != "one row for all")
-    assert check(step.forms, step.tape, step.root, step.splitting, step.inputs, {}) == ""
+    assert check_splitting(step.forms, step.tape, step.root, step.splitting, step.inputs, {}) == ""
 
 
 @pytest.mark.parametrize("name", CROSSED)
@@ -97,9 +97,9 @@ def test_other_numbers_of_places_are_not_split(counts):
 
 
 def _known(step):
-    from gemini.batch_analysis.precompute import Foreseen
+    from gemini.batch_analysis.precompute import Precomputed
 
-    return Foreseen(step.graph, step.bound, step.tape)
+    return Precomputed(step.graph, step.bound, step.tape)
 
 
 class Scores(nn.Module):

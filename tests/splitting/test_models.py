@@ -8,7 +8,7 @@ import torch.nn.functional as F
 import torch.utils.checkpoint
 from torch import nn
 
-from gemini.batch_analysis.numeric_check import check
+from gemini.batch_analysis.numeric_check import check_splitting
 from tests.splitting.recorder import Step
 from tests.splitting.test_losses import SIZES, N, split_equals
 
@@ -54,7 +54,7 @@ def test_masks_heads_and_a_term_of_weights():
     split_equals(step)
     step = Step(step.model, (batch(T, D), mask, begin, finish), lambda o: o[0] + F.mse_loss(o[1], batch(T, D)))
     split_equals(step)
-    assert check(step.forms, step.tape, step.root, step.splitting, step.inputs, {}) == ""
+    assert check_splitting(step.forms, step.tape, step.root, step.splitting, step.inputs, {}) == ""
 
 
 class Body(nn.Module):
@@ -128,7 +128,7 @@ def written(x):
 def test_ways_through_a_model(name):
     step = Step(make(Body(WAYS[name])), (batch(T, D),), own)
     split_equals(step, SIZES[1:3])
-    assert check(step.forms, step.tape, step.root, step.splitting, step.inputs, {}) == ""
+    assert check_splitting(step.forms, step.tape, step.root, step.splitting, step.inputs, {}) == ""
 
 
 @pytest.mark.parametrize("name", BROKEN)
@@ -150,13 +150,19 @@ def test_captured_on_one_sample_and_run_on_more():
     assert str(one.forms.kind(one.graph.outputs()[0])).startswith("Mean")
 
 
-def test_checkpointed_layers_are_looked_into():
+@pytest.mark.parametrize("itself", [False, True])
+def test_checkpointed_layers_are_looked_into(itself):
     class Layer(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.fc, self.act = nn.Linear(D, D), nn.GELU()
 
         def forward(self, x, mix):
+            if itself:
+                return torch.utils.checkpoint.checkpoint(self.run, x, mix, use_reentrant=False)
+            return self.run(x, mix)
+
+        def run(self, x, mix):
             x = x + self.act(self.fc(x))
             return x - x.mean(0) if mix else x
 
@@ -167,7 +173,10 @@ def test_checkpointed_layers_are_looked_into():
 
         def forward(self, x):
             for layer in self.layers:
-                x = torch.utils.checkpoint.checkpoint(layer, x, self.mix, use_reentrant=False)
+                if itself:
+                    x = layer(x, self.mix)
+                else:
+                    x = torch.utils.checkpoint.checkpoint(layer, x, self.mix, use_reentrant=False)
             return x.square().mean()
 
     split_equals(Step(make(Checkpointed(False)), (batch(T, D),), own), SIZES[1:2])
@@ -224,7 +233,7 @@ def test_randomness_is_by_sample():
 
     step = Step(make(Dropped()), (batch(T, D),), own)
     assert step.reason == ""
-    assert check(step.forms, step.tape, step.root, step.splitting, step.inputs, {}) == ""
+    assert check_splitting(step.forms, step.tape, step.root, step.splitting, step.inputs, {}) == ""
 
 
 def test_batch_in_another_dimension_and_inputs_without_one():
@@ -248,16 +257,16 @@ def test_what_was_drawn_may_be_written_to():
     layers = nn.Sequential(nn.Linear(D, D), nn.Dropout(0.4), nn.LeakyReLU(0.2, inplace=True), nn.Linear(D, 1))
     step = Step(make(layers), (batch(D),), lambda o: F.mse_loss(o, torch.ones_like(o)))
     assert step.reason == ""
-    assert check(step.forms, step.tape, step.root, step.splitting, step.inputs, {}) == ""
+    assert check_splitting(step.forms, step.tape, step.root, step.splitting, step.inputs, {}) == ""
 
 
 def test_a_wrong_proof_is_overruled():
     step = Step(make(Body(WAYS["flattened"])), (batch(T, D),), own)
     wrong = type(step.splitting)(**{**vars(step.splitting), "node_shares": {}, "op_shares": {}})
-    assert "the loss of the whole batch" in check(step.forms, step.tape, step.root, wrong, step.inputs, {})
+    assert "the loss of the whole batch" in check_splitting(step.forms, step.tape, step.root, wrong, step.inputs, {})
     tape_step = Step(make(Body(lambda m, x: x)), (batch(T, D),), lambda o: o.square().mean())
     wrong = type(tape_step.splitting)(**{**vars(tape_step.splitting), "op_shares": {}})
-    assert "the loss of the whole batch" in check(
+    assert "the loss of the whole batch" in check_splitting(
         tape_step.forms, tape_step.tape, tape_step.root, wrong, tape_step.inputs, {}
     )
 

@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 
 from gemini.batch_analysis.batch_kinds import Partial, Replicate, Shard, WeightedPartial
-from gemini.batch_analysis.loss_analysis import _given, _statement
-from gemini.batch_analysis.propagate import Interpreter
-from gemini.batch_analysis.reference_run import pieces, run_tape
+from gemini.batch_analysis.loss_analysis import _op_step, _source_step
+from gemini.batch_analysis.propagate import KindInterpreter
+from gemini.batch_analysis.reference_run import micro_batch_ranges, run_tape
 from gemini.batch_analysis.split_result import Splitting
 from tests.splitting.recorder import Recorder
 
@@ -89,11 +89,11 @@ def test_the_kind_of_a_result_is_what_it_is(text, dim):
         except (RuntimeError, IndexError, ValueError):
             return
     tape = recorder.tape
-    interpreter = Interpreter(key=lambda ref: ("tape", ref.node))
-    first = _given(tape.metas[0], 0, N, lambda *_: Shard(dim))
+    interpreter = KindInterpreter(key=lambda ref: ("tape", ref.node))
+    first = _source_step(tape.metas[0], 0, N, lambda *_: Shard(dim))
     first.known = False
     interpreter.extend([first, *(_operand(tape, number) for number in tape.operands)])
-    interpreter.extend([_statement(at, op, tape, N) for at, op in enumerate(tape.ops)])
+    interpreter.extend([_op_step(at, op, tape, N) for at, op in enumerate(tape.ops)])
     flagged = {index[1]: share for index, share in interpreter.shares.items() if isinstance(index, tuple)}
     sizes = {index[1]: found for index, found in interpreter.sizes.items() if isinstance(index, tuple)}
     splitting = Splitting(op_shares=flagged, sizes=sizes)
@@ -109,18 +109,18 @@ def test_entries_of_a_table_by_numbers_of_samples_are_of_samples():
     with Recorder([x]) as recorder:
         table.gather(-1, (x[:, 0] > 0).long())
     tape = recorder.tape
-    interpreter = Interpreter(key=lambda ref: ("tape", ref.node))
-    first = _given(tape.metas[0], 0, N, lambda *_: Shard(0))
+    interpreter = KindInterpreter(key=lambda ref: ("tape", ref.node))
+    first = _source_step(tape.metas[0], 0, N, lambda *_: Shard(0))
     first.known = False
     interpreter.extend([first, *(_operand(tape, number) for number in tape.operands)])
-    interpreter.extend([_statement(at, op, tape, N) for at, op in enumerate(tape.ops)])
+    interpreter.extend([_op_step(at, op, tape, N) for at, op in enumerate(tape.ops)])
     assert interpreter.values["tape", len(tape.metas) - 1].kind == Shard(0)
 
 
 def _operand(tape, number):
     from gemini.batch_analysis.loss_tape import Meta
 
-    made = _given(Meta.of(tape.operands[number]), number, N, lambda at, s: at.decisions.get(s.index, Replicate()))
+    made = _source_step(Meta.of(tape.operands[number]), number, N, lambda at, s: at.decisions.get(s.index, Replicate()))
     made.known, made.name = True, "operand"
     return made
 
@@ -129,7 +129,7 @@ def _compare(tape, splitting, kinds, whole, given, lengths, weights):  # noqa: P
     x, dim = given
     needed = [number for number in range(len(tape.metas)) if type(kinds[number]).__name__ != "Opaque"]
     parts = []
-    for index, (start, length) in enumerate(pieces(lengths)):
+    for index, (start, length) in enumerate(micro_batch_ranges(lengths)):
         operands = {
             number: kinds[number].take(tensor, start, length, N) if isinstance(kinds[number], Shard) else tensor
             for number, tensor in tape.operands.items()

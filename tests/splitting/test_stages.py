@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from gemini.batch_analysis.precompute import Foreseen
-from gemini.batch_analysis.reference_run import pieces
-from gemini.codegen import generate
+from gemini.batch_analysis.precompute import Precomputed
+from gemini.batch_analysis.reference_run import micro_batch_ranges
+from gemini.codegen import generate_stages
 from gemini.partition.assignment import Partition
 from gemini.pipe.live_stages import make_stages
-from gemini.pipe.value_routes import Wiring
+from gemini.pipe.value_routes import ValueRoutes
 from tests.splitting.recorder import Step
 
 
@@ -45,17 +45,19 @@ def test_flagged_nodes_are_weighed_and_stay_out_of_loops():
     assert step.difference([3, 4]) == ""
     shares = {node: at for at, node in enumerate(sorted(step.splitting.node_shares))}
     partition = halves(step.graph)
-    plain = generate(step.graph, partition)
-    assert [code.source for code in generate(step.graph, partition, shares={})] == [code.source for code in plain]
-    codes = generate(step.graph, partition, shares=shares)
+    plain = generate_stages(step.graph, partition)
+    assert [code.source for code in generate_stages(step.graph, partition, shares={})] == [
+        code.source for code in plain
+    ]
+    codes = generate_stages(step.graph, partition, shares=shares)
     for at in shares.values():
         assert sum(code.source.count(f"self.shares[{at}])") for code in codes) == 1
     stages = make_stages(codes, model, "<test>")
-    wiring = Wiring(step.graph, [code.interface for code in codes])
+    wiring = ValueRoutes(step.graph, [code.interface for code in codes])
     sizes = [3, 2, 2]
-    weights, _ = step.splitting.weights(Foreseen(step.graph, step.bound, step.tape), sizes)
+    weights, _ = step.splitting.weights(Precomputed(step.graph, step.bound, step.tape), sizes)
     total = torch.zeros((), dtype=torch.float64)
-    for index, (start, length) in enumerate(pieces(sizes)):
+    for index, (start, length) in enumerate(micro_batch_ranges(sizes)):
         for stage in stages:
             if hasattr(stage, "shares"):
                 stage.shares[:] = [weights[node][index] for node in shares]

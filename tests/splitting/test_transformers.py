@@ -7,7 +7,7 @@ import os
 import pytest
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-pytest.importorskip("transformers", reason="needs transformers: pip install 'gemini-parallel[hf]'")
+pytest.importorskip("transformers", reason="needs transformers: pip install 'gemini-instrumenter[hf]'")
 
 import torch
 
@@ -15,7 +15,7 @@ from conformance.zoo import discovery
 from gemini.batch_analysis.graph_analysis import prove_graph
 from gemini.batch_analysis.loss_analysis import prove
 from gemini.batch_analysis.loss_tape import Meta, Tape
-from gemini.batch_analysis.numeric_check import check
+from gemini.batch_analysis.numeric_check import check_splitting
 from gemini.capture import capture
 
 SPECIES = {one.model_type: one for one in discovery.species()}
@@ -32,7 +32,7 @@ def judged(name: str) -> str:
     root = next(at for at, meta in enumerate(found) if meta.shape == () and meta.requires_grad)
     tape = Tape(len(metas), metas)
     splitting = prove(forms, tape, root)
-    return splitting.reason or check(forms, tape, root, splitting, (), specimen.kwargs)
+    return splitting.reason or check_splitting(forms, tape, root, splitting, (), specimen.kwargs)
 
 
 @pytest.mark.parametrize("name", [name for name in FEW if name in SPECIES])

@@ -17,194 +17,198 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from gemini.batch_analysis.batch_kinds import Arranged, Kind, Positions, Replicate, Shard
-from gemini.batch_analysis.op_call import SAMPLES, Call, Refused, Result, Value, leaves
+from gemini.batch_analysis.batch_kinds import Kind, Replicate, SampleIndices, Shard, SortedRows
+from gemini.batch_analysis.op_call import SAMPLES, AnalysisRefused, OpCall, ResultMeta, TensorValue, leaves
 from gemini.batch_analysis.rules import masked_rows
 from gemini.batch_analysis.rules.registry import Rule
 
 _ROWS = ("rows", "keys")
 
 
-def concerns_order(call: Call) -> bool:
+def uses_sorted_rows(call: OpCall) -> bool:
     """Whether an op begins a sort of rows, or works within one."""
-    if any(isinstance(value.kind, Arranged) for value in call.tensors()):
+    if any(isinstance(value.kind, SortedRows) for value in call.tensors()):
         return True
     return call.name in ("sort", "argsort") and _sorts_rows(call)
 
 
-def _sorts_rows(call: Call) -> bool:
+def _sorts_rows(call: OpCall) -> bool:
     value = call.args[0] if call.args else None
-    return isinstance(value, Value) and value.rank == 1 and isinstance(value.kind, Shard) and value.kind.outer == 1
+    return (
+        isinstance(value, TensorValue) and value.rank == 1 and isinstance(value.kind, Shard) and value.kind.outer == 1
+    )
 
 
-def arranged(call: Call, rule: Rule | None) -> Kind | Sequence[Kind]:
+def sorted_rows_kind(call: OpCall, rule: Rule | None) -> Kind | Sequence[Kind]:
     """The kind of an op within a sort."""
     if call.name in ("sort", "argsort") and _sorts_rows(call):
         entries = call.sample(call.first).entries
-        keys, order = (Arranged(role, call.index, entries) for role in ("keys", "order"))
+        keys, order = (SortedRows(role, call.index, entries) for role in ("keys", "order"))
         return [keys, order] if call.name == "sort" else order
     special = _SPECIAL.get(call.name)
     found = special(call) if special is not None else None
     if found is not None:
         return found
     if rule is None:
-        raise Refused("no rule says what it does with samples")
+        raise AnalysisRefused("no rule says what it does with samples")
     return _by_row(call, rule)
 
 
-def as_rows(values: Sequence[Value]) -> Arranged:
+def as_rows(values: Sequence[TensorValue]) -> SortedRows:
     """The sort that all of these are rows of."""
     kinds = {
-        replace(v.kind, role="rows") if isinstance(v.kind, Arranged) and v.kind.role in _ROWS else v.kind
+        replace(v.kind, role="rows") if isinstance(v.kind, SortedRows) and v.kind.role in _ROWS else v.kind
         for v in values
     }
-    if len(kinds) != 1 or not isinstance(next(iter(kinds)), Arranged) or next(iter(kinds)).role != "rows":  # type: ignore[union-attr]
-        raise Refused("sorted rows together with something in another order")
+    if len(kinds) != 1 or not isinstance(next(iter(kinds)), SortedRows) or next(iter(kinds)).role != "rows":  # type: ignore[union-attr]
+        raise AnalysisRefused("sorted rows together with something in another order")
     return next(iter(kinds))  # type: ignore[return-value]
 
 
-def row_value(value: Value) -> Value:
+def row_value(value: TensorValue) -> TensorValue:
     """Rows of a sort as samples."""
-    if not isinstance(value.kind, Arranged):
+    if not isinstance(value.kind, SortedRows):
         return value
     if not value.kind.entries:  # how many there are is not known
         return replace(value, kind=Shard(0), shape=(SAMPLES, *value.shape[1:]), sized=0)
     return replace(value, kind=Shard(0), shape=(value.shape[0] // value.kind.entries, *value.shape[1:]), sized=0)
 
 
-def row_result(result: Result, rows: Arranged, count: int) -> Result:
+def row_result(result: ResultMeta, rows: SortedRows, count: int) -> ResultMeta:
     """A result with a row a sample, where the whole has so many."""
     entries = rows.entries
     if not entries:
         if not result.shape or result.shape[0] != count:
-            raise Refused("an op that does not keep chosen rows")
+            raise AnalysisRefused("an op that does not keep chosen rows")
         return replace(result, shape=(SAMPLES, *result.shape[1:]), batch=0)
     if result.batch != 0 or not result.shape or result.shape[0] % entries:
-        raise Refused("an op that does not keep sorted rows")
+        raise AnalysisRefused("an op that does not keep sorted rows")
     return replace(result, shape=(result.shape[0] // entries, *result.shape[1:]))
 
 
-def back(kind: Kind, rows: Arranged) -> Kind:
+def from_row_kind(kind: Kind, rows: SortedRows) -> Kind:
     """A kind found with a row a sample."""
     if kind != Shard(0):
-        raise Refused("an op that mixes sorted rows")
+        raise AnalysisRefused("an op that mixes sorted rows")
     return rows
 
 
-def _by_row(call: Call, rule: Rule) -> Kind | list[Kind]:
+def _by_row(call: OpCall, rule: Rule) -> Kind | list[Kind]:
     varying = [value for value in call.tensors() if not value.is_constant]
     rows = as_rows(varying)
     if call.random and not rows.entries:
-        raise Refused("random numbers for rows of which nobody knows how many there are")
+        raise AnalysisRefused("random numbers for rows of which nobody knows how many there are")
     results = [row_result(result, rows, varying[0].shape[0]) for result in call.results]
-    inner = replace(call, args=_replaced(call.args), kwargs=_replaced(call.kwargs), results=results, sizes={})
+    inner = replace(call, args=_replace_rows(call.args), kwargs=_replace_rows(call.kwargs), results=results, sizes={})
     found = rule(inner)
     kinds: list[Any] = list(found) if isinstance(found, (list, tuple)) else [found]
     keeps = call.name in ("float", "to", "int", "long", "contiguous", "clone", "detach")
-    keyed = keeps and isinstance(call.first.kind, Arranged) and call.first.kind.role == "keys"
-    made = [replace(rows, role="keys") if keyed else back(kind, rows) for kind in kinds]
+    keyed = keeps and isinstance(call.first.kind, SortedRows) and call.first.kind.role == "keys"
+    made = [replace(rows, role="keys") if keyed else from_row_kind(kind, rows) for kind in kinds]
     return made if len(made) > 1 else made[0]
 
 
-def _replaced(nest: Any) -> Any:
-    if isinstance(nest, Value):
+def _replace_rows(nest: Any) -> Any:
+    if isinstance(nest, TensorValue):
         return row_value(nest)
     if isinstance(nest, dict):
-        return {key: _replaced(part) for key, part in nest.items()}
-    return type(nest)(_replaced(part) for part in nest) if type(nest) in (list, tuple) else nest
+        return {key: _replace_rows(part) for key, part in nest.items()}
+    return type(nest)(_replace_rows(part) for part in nest) if type(nest) in (list, tuple) else nest
 
 
 # ── the ops that make a sort ───────────────────────────────────────────────────────────────────────────────────
 def _role(value: Any) -> str:
-    return value.kind.role if isinstance(value, Value) and isinstance(value.kind, Arranged) else ""
+    return value.kind.role if isinstance(value, TensorValue) and isinstance(value.kind, SortedRows) else ""
 
 
-def _floor_divide(call: Call) -> Kind | None:
-    value, by = call.first, call.given(1, "other")
+def _floor_divide(call: OpCall) -> Kind | None:
+    value, by = call.first, call.argument(1, "other")
     if _role(value) != "order":
         return None
     kind = value.kind
     if type(by) is not int or by < 1 or kind.divisor != 1 or kind.entries % by:  # type: ignore[union-attr]
-        raise Refused("an order of rows divided by another number than that of rows a sample")
+        raise AnalysisRefused("an order of rows divided by another number than that of rows a sample")
     return replace(kind, divisor=by)  # type: ignore[arg-type]
 
 
-def _getitem(call: Call) -> Kind | None:
+def _getitem(call: OpCall) -> Kind | None:
     value, index = call.args
-    picked = masked_rows.picked(call, value, list(index) if isinstance(index, tuple) else [index])
+    picked = masked_rows.pick_rows(call, value, list(index) if isinstance(index, tuple) else [index])
     if picked is not None:
         return picked
     index = index[0] if isinstance(index, tuple) and len(index) == 1 else index
     if _role(index) == "order":
         wanted = Shard(0, index.kind.entries // index.kind.divisor)
         if value.kind != wanted:
-            raise Refused("an order of rows applied to others")
+            raise AnalysisRefused("an order of rows applied to others")
         return replace(index.kind, role="rows", divisor=1)  # type: ignore[no-any-return]
     if _role(index) == "inverse":
         if _role(value) not in _ROWS or value.kind.order != index.kind.order:
-            raise Refused("rows put back in the order of others")
+            raise AnalysisRefused("rows put back in the order of others")
         return Shard(0, index.kind.entries)
     return None
 
 
-def _setitem(call: Call) -> Kind | None:
+def _setitem(call: OpCall) -> Kind | None:
     value, index, new = call.args
-    put = masked_rows.put(call, value, list(index) if isinstance(index, tuple) else [index], new)
+    put = masked_rows.put_rows(call, value, list(index) if isinstance(index, tuple) else [index], new)
     if put is not None:
         return put
     if _role(index) != "order":
         return None
-    numbers = isinstance(new, Value) and (
+    numbers = isinstance(new, TensorValue) and (
         (_role(new) == "numbers" and new.kind.entries == index.kind.entries)  # type: ignore[union-attr]
-        or (new.kind == Positions(0) and index.kind.entries == 1)
+        or (new.kind == SampleIndices(0) and index.kind.entries == 1)
     )
     if index.kind.divisor != 1 or not numbers or value.rank != 1:
-        raise Refused("a write by the order of rows")
+        raise AnalysisRefused("a write by the order of rows")
     return replace(index.kind, role="inverse")  # type: ignore[no-any-return]
 
 
-def _histc(call: Call) -> Kind | None:
+def _histc(call: OpCall) -> Kind | None:
     value = call.first
-    bins, low, high = call.given(1, "bins"), call.given(2, "min"), call.given(3, "max")
+    bins, low, high = call.argument(1, "bins"), call.argument(2, "min"), call.argument(3, "max")
     if _role(value) != "keys" or not all(type(one) is int for one in (bins, low, high)) or bins != high - low + 1:
-        raise Refused("a histogram that is not one of the sorted keys")
+        raise AnalysisRefused("a histogram that is not one of the sorted keys")
     return replace(value.kind, role="tally")  # type: ignore[arg-type]
 
 
-def _cumsum(call: Call) -> Kind | None:
+def _cumsum(call: OpCall) -> Kind | None:
     if _role(call.first) != "tally":
         return None
-    if call.given(1, "dim") not in (0, -1):
-        raise Refused("a cumulative sum of counts")
+    if call.argument(1, "dim") not in (0, -1):
+        raise AnalysisRefused("a cumulative sum of counts")
     return replace(call.first.kind, role="offsets")  # type: ignore[arg-type]
 
 
-def _cast(call: Call) -> Kind | None:
+def _cast(call: OpCall) -> Kind | None:
     if (kept := masked_rows.cast(call.first)) is not None:
         return kept
     return call.first.kind if _role(call.first) in ("tally", "offsets", "order", "inverse") else None
 
 
-def _empty_like(call: Call) -> Kind | None:
+def _empty_like(call: OpCall) -> Kind | None:
     kind = call.first.kind
-    return Shard(0, kind.entries) if isinstance(kind, Arranged) and kind.role == "order" else None
+    return Shard(0, kind.entries) if isinstance(kind, SortedRows) and kind.role == "order" else None
 
 
-def _grouped(call: Call) -> Kind | None:
-    rows, weights, offsets = call.given(0, "input"), call.given(1, "weight"), call.given(2, "offs")
+def _grouped_mm(call: OpCall) -> Kind | None:
+    rows, weights, offsets = call.argument(0, "input"), call.argument(1, "weight"), call.argument(2, "offs")
     if (
-        (isinstance(weights, Value) and not weights.is_constant)
+        (isinstance(weights, TensorValue) and not weights.is_constant)
         or _role(rows) not in _ROWS
         or _role(offsets) != "offsets"
     ):
-        raise Refused("a grouped product of something else than sorted rows")
+        raise AnalysisRefused("a grouped product of something else than sorted rows")
     if rows.kind.order != offsets.kind.order or rows.kind.entries != offsets.kind.entries:
-        raise Refused("a grouped product by the counts of another sort")
+        raise AnalysisRefused("a grouped product by the counts of another sort")
     others = [
-        leaf for leaf in leaves((call.args, call.kwargs)) if isinstance(leaf, Value) and leaf not in (rows, offsets)
+        leaf
+        for leaf in leaves((call.args, call.kwargs))
+        if isinstance(leaf, TensorValue) and leaf not in (rows, offsets)
     ]
     if any(not isinstance(other.kind, Replicate) for other in others):
-        raise Refused("a grouped product with a bias that depends on the batch")
+        raise AnalysisRefused("a grouped product with a bias that depends on the batch")
     return replace(rows.kind, role="rows")  # type: ignore[no-any-return]
 
 
@@ -215,10 +219,10 @@ _SPECIAL = {
     "histc": _histc,
     "cumsum": _cumsum,
     "empty_like": _empty_like,
-    "index_add": masked_rows.added,
-    "index_select": masked_rows.selected_rows,
-    "_grouped_mm": _grouped,
-    "grouped_mm": _grouped,
-    "grouped_mm_fallback": _grouped,
+    "index_add": masked_rows.add_rows,
+    "index_select": masked_rows.index_select_rows,
+    "_grouped_mm": _grouped_mm,
+    "grouped_mm": _grouped_mm,
+    "grouped_mm_fallback": _grouped_mm,
     **dict.fromkeys(("to", "int", "long", "contiguous"), _cast),
 }

@@ -14,15 +14,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from gemini.batch_analysis.batch_kinds import Arranged, Kind, Shard
-from gemini.batch_analysis.op_call import Call, Refused, Value
+from gemini.batch_analysis.batch_kinds import Kind, Shard, SortedRows
+from gemini.batch_analysis.op_call import AnalysisRefused, OpCall, TensorValue
 from gemini.batch_analysis.op_call import axis as axis_of
 
 _PLACE = "place"
 
 
 @dataclass(frozen=True)
-class Choice:
+class RowChoice:
     """What was selected: by which statement, or by the contents of which mask; and how the mask holds samples."""
 
     by: Any
@@ -31,7 +31,11 @@ class Choice:
 
 def is_chosen(value: Any) -> bool:
     """Whether a value is rows, or places, of a choice."""
-    return isinstance(value, Value) and isinstance(value.kind, Arranged) and isinstance(value.kind.order, Choice)
+    return (
+        isinstance(value, TensorValue)
+        and isinstance(value.kind, SortedRows)
+        and isinstance(value.kind.order, RowChoice)
+    )
 
 
 def _place(value: Any) -> int | None:
@@ -41,89 +45,89 @@ def _place(value: Any) -> int | None:
     return int(value.kind.role.removeprefix(_PLACE))
 
 
-def places(call: Call) -> list[Kind]:
+def places(call: OpCall) -> list[Kind]:
     """`where(mask)`: a list of places for every dimension of the mask."""
     mask = call.kwargs["condition"] if "condition" in call.kwargs else call.first  # noqa: SIM401
     if not call.traced or len(call.results) != mask.rank:
-        raise Refused("where() of a condition alone: how many places there are depends on contents")
-    choice = Choice(call.index, call.sample(mask))
-    return [Arranged(f"{_PLACE}{dim}", choice, 0) for dim in range(mask.rank)]
+        raise AnalysisRefused("where() of a condition alone: how many places there are depends on contents")
+    choice = RowChoice(call.index, call.sample(mask))
+    return [SortedRows(f"{_PLACE}{dim}", choice, 0) for dim in range(mask.rank)]
 
 
-def rows_of(choice: Choice) -> Arranged:
+def rows_of(choice: RowChoice) -> SortedRows:
     """Rows of a choice."""
-    return Arranged("rows", choice, 0)
+    return SortedRows("rows", choice, 0)
 
 
-def _own(value: Value, item: Any, dim: int) -> Choice:
+def _own(value: TensorValue, item: Any, dim: int) -> RowChoice:
     """The choice, if places are those of the rows that a tensor has in a dimension, sample by sample."""
     choice = item.kind.order
     kind = choice.kind
     if value.kind != Shard(dim, kind.factor, kind.outer) or _place(item) != kind.dim:
-        raise Refused("rows picked by the places of others")
+        raise AnalysisRefused("rows picked by the places of others")
     return choice  # type: ignore[no-any-return]
 
 
-def picked(call: Call, value: Value, items: list[Any]) -> Kind | None:
+def pick_rows(call: OpCall, value: TensorValue, items: list[Any]) -> Kind | None:
     """`value[places]`: a row for every place; None if no item is one."""
     chosen = [item for item in items if is_chosen(item)]
     if not chosen:
         return None
-    tensors = [item for item in items if isinstance(item, Value)]
+    tensors = [item for item in items if isinstance(item, TensorValue)]
     count = len(tensors)
-    adjacent = all(isinstance(item, Value) for item in items[:count])
+    adjacent = all(isinstance(item, TensorValue) for item in items[:count])
     if len(chosen) != count or not adjacent or any(item.rank != 1 or _place(item) is None for item in chosen):
-        raise Refused("rows picked together with something else")
+        raise AnalysisRefused("rows picked together with something else")
     if any(item is not None and item != slice(None) for item in items[count:]):
-        raise Refused("rows picked together with something else")
+        raise AnalysisRefused("rows picked together with something else")
     choice = chosen[0].kind.order
     if any(item.kind.order != choice for item in chosen):
-        raise Refused("rows picked by places of two choices")
+        raise AnalysisRefused("rows picked by places of two choices")
     if value.is_constant:  # what a place is in another dimension than that of the samples, is the row's own
         if any(_place(item) == choice.kind.dim for item in chosen):
-            raise Refused("indexing a constant by numbers of samples")
+            raise AnalysisRefused("indexing a constant by numbers of samples")
         return rows_of(choice)
     dim = call.sample(value).dim
     if dim >= count:
-        raise Refused("rows picked by the places of others")
+        raise AnalysisRefused("rows picked by the places of others")
     return rows_of(_own(value, chosen[dim], dim))
 
 
-def put(call: Call, value: Value, items: list[Any], new: Any) -> Kind | None:
+def put_rows(call: OpCall, value: TensorValue, items: list[Any], new: Any) -> Kind | None:
     """`value[places] = new`: every row its own, or the same number for all."""
     if not any(is_chosen(item) for item in items):
         return None
-    rows = picked(call, value, items)
-    if value.is_constant or (isinstance(new, Value) and not new.is_constant and new.kind != rows):
-        raise Refused("writing to the places of a choice")
-    if isinstance(new, Value) and new.is_constant and new.rank:
-        raise Refused("writing to the places of a choice")
-    call.constant(new if not isinstance(new, Value) else None)
+    rows = pick_rows(call, value, items)
+    if value.is_constant or (isinstance(new, TensorValue) and not new.is_constant and new.kind != rows):
+        raise AnalysisRefused("writing to the places of a choice")
+    if isinstance(new, TensorValue) and new.is_constant and new.rank:
+        raise AnalysisRefused("writing to the places of a choice")
+    call.constant(new if not isinstance(new, TensorValue) else None)
     return value.kind
 
 
-def added(call: Call) -> Kind | None:
+def add_rows(call: OpCall) -> Kind | None:
     """`index_add(x, dim, places, rows)`: every row goes back to where it came from."""
-    value, dim, index, rows = (call.given(at, name) for at, name in enumerate(("input", "dim", "index", "source")))
+    value, dim, index, rows = (call.argument(at, name) for at, name in enumerate(("input", "dim", "index", "source")))
     if not is_chosen(index) and not is_chosen(rows):
         return None
-    if not is_chosen(index) or axis_of(dim, value.rank) != 0 or not isinstance(rows, Value):
-        raise Refused(f"{call.name} of rows of a choice")
+    if not is_chosen(index) or axis_of(dim, value.rank) != 0 or not isinstance(rows, TensorValue):
+        raise AnalysisRefused(f"{call.name} of rows of a choice")
     choice = _own(value, index, 0)
     if rows.kind != rows_of(choice):
-        raise Refused(f"{call.name} of rows of a choice to the places of another")
+        raise AnalysisRefused(f"{call.name} of rows of a choice to the places of another")
     call.constant(call.kwargs.get("alpha"))
     return value.kind  # type: ignore[no-any-return]
 
 
-def selected_rows(call: Call) -> Kind | None:
+def index_select_rows(call: OpCall) -> Kind | None:
     """`index_select(x, 0, places)`."""
-    value, dim, index = call.first, call.given(1, "dim"), call.given(2, "index")
+    value, dim, index = call.first, call.argument(1, "dim"), call.argument(2, "index")
     if not is_chosen(index):
         return None
     if axis_of(dim, value.rank) != 0:
-        raise Refused("rows picked along another dimension")
-    return picked(call, value, [index])
+        raise AnalysisRefused("rows picked along another dimension")
+    return pick_rows(call, value, [index])
 
 
 def cast(value: Any) -> Kind | None:

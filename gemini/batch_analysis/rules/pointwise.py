@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from gemini.batch_analysis.batch_kinds import Kind, Replicate, Shard
-from gemini.batch_analysis.op_call import Call, Refused, Value
+from gemini.batch_analysis.op_call import AnalysisRefused, OpCall, TensorValue
 from gemini.batch_analysis.rules.masked_rows import places
 from gemini.batch_analysis.rules.registry import rule
 
@@ -30,7 +30,7 @@ get_real get_imag fake_quantize_per_tensor_affine special_expit expit erfcx
 """
 
 
-def aligned(call: Call, values: Iterable[Value], rank: int) -> Kind:
+def broadcast_kinds(call: OpCall, values: Iterable[TensorValue], rank: int) -> Kind:
     """The kind of a broadcast of tensors to `rank` dimensions."""
     values = list(values)
     found: Shard | None = None
@@ -40,7 +40,7 @@ def aligned(call: Call, values: Iterable[Value], rank: int) -> Kind:
         kind = call.sample(value)
         placed = Shard(kind.dim + rank - value.rank, kind.factor, kind.outer)
         if found is not None and placed != found:
-            raise Refused(f"{call.name} of samples in dimension {found.dim} and in dimension {placed.dim}")
+            raise AnalysisRefused(f"{call.name} of samples in dimension {found.dim} and in dimension {placed.dim}")
         found = placed
     if found is None:
         return Replicate()
@@ -52,19 +52,19 @@ def aligned(call: Call, values: Iterable[Value], rank: int) -> Kind:
 
 
 @rule(*NAMES.split())
-def pointwise(call: Call) -> Kind:
+def pointwise(call: OpCall) -> Kind:
     """Entry by entry."""
-    return aligned(call, call.tensors(), len(call.out().shape))
+    return broadcast_kinds(call, call.tensors(), len(call.out().shape))
 
 
 @rule("zeros_like", "ones_like")
-def alike(call: Call) -> Kind:
+def fill_like(call: OpCall) -> Kind:
     """The same entry everywhere: of a sum over the batch, a constant."""
     return Replicate() if call.first.is_sum else call.sample(call.first)
 
 
 @rule("where")
-def where(call: Call) -> Kind | list[Kind]:
+def where(call: OpCall) -> Kind | list[Kind]:
     """A choice entry by entry; with a condition alone, its places."""
     if len(call.args) + len(call.kwargs) < 3:
         return places(call)
@@ -72,35 +72,35 @@ def where(call: Call) -> Kind | list[Kind]:
 
 
 @rule("nonzero")
-def nonzero(call: Call) -> list[Kind]:
+def nonzero(call: OpCall) -> list[Kind]:
     """The places of a mask."""
-    if call.given(1, "as_tuple", False) is not True:
-        raise Refused("nonzero(): how many places there are depends on contents")
+    if call.argument(1, "as_tuple", False) is not True:
+        raise AnalysisRefused("nonzero(): how many places there are depends on contents")
     return places(call)
 
 
 @rule("bucketize")
-def bucketize(call: Call) -> Kind:
+def bucketize(call: OpCall) -> Kind:
     """Entry by entry, by boundaries that are the same for all."""
     call.only(call.first)
     return call.sample(call.first)
 
 
 @rule("dropout1d", "dropout2d", "dropout3d", "feature_alpha_dropout")
-def channels(call: Call) -> Kind:
+def channels(call: OpCall) -> Kind:
     """Drops whole channels of the second dimension: samples must be the first."""
     kind = call.sample(call.first)
     if kind.dim != 0 or kind.entries != 1:
-        raise Refused(f"{call.name} of samples that are not in the first dimension")
+        raise AnalysisRefused(f"{call.name} of samples that are not in the first dimension")
     return kind
 
 
 @rule("prelu")
-def prelu(call: Call) -> Kind:
+def prelu(call: OpCall) -> Kind:
     """A weight a channel; channels are the second dimension."""
     kind = call.sample(call.first)
     call.only(call.first)
-    weight = call.given(1, "weight")
-    if kind.dim == 1 and isinstance(weight, Value) and weight.shape not in ((), (1,)):
-        raise Refused("prelu whose channels are the samples")
+    weight = call.argument(1, "weight")
+    if kind.dim == 1 and isinstance(weight, TensorValue) and weight.shape not in ((), (1,)):
+        raise AnalysisRefused("prelu whose channels are the samples")
     return kind

@@ -1,6 +1,6 @@
 """The registry: from the name of an op, as graphs and tapes hold it, to its rule.
 
-A rule gets a `Call` with at least one argument that varies with the batch, and returns the kind of its results (one for
+A rule gets a `OpCall` with at least one argument that varies with the batch, and returns the kind of its results (one for
 all, or a list), or raises `Refused`.
 """
 
@@ -11,9 +11,9 @@ import importlib
 from collections.abc import Callable, Sequence
 
 from gemini.batch_analysis.batch_kinds import Kind
-from gemini.batch_analysis.op_call import Call
+from gemini.batch_analysis.op_call import OpCall
 
-Rule = Callable[[Call], Kind | Sequence[Kind]]
+Rule = Callable[[OpCall], Kind | Sequence[Kind]]
 RULES: dict[str, Rule] = {}
 COUNTING: set[str] = set()  # rules that understand numbers which count samples
 _PARTS = (

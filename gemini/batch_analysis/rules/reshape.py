@@ -15,12 +15,12 @@ from typing import Any
 
 import torch
 
-from gemini.batch_analysis.batch_kinds import Kind, Positions, Shard
-from gemini.batch_analysis.op_call import Call, Count, Odd, Refused, Value, axis
+from gemini.batch_analysis.batch_kinds import Kind, SampleIndices, Shard
+from gemini.batch_analysis.op_call import AnalysisRefused, OpCall, SampleCount, TensorValue, UnknownNumber, axis
 from gemini.batch_analysis.rules.registry import rule
 
 
-def regrouped(shape: tuple[int, ...], kind: Shard, made: tuple[int, ...], samples: int) -> Shard:
+def reshape_shard(shape: tuple[int, ...], kind: Shard, made: tuple[int, ...], samples: int) -> Shard:
     """The samples of a tensor of `shape` seen as one of shape `made`."""
     if not prod(shape):  # nothing in it: only the sizes matter
         shape, made = tuple(size or 1 for size in shape), tuple(size or 1 for size in made)
@@ -32,10 +32,10 @@ def regrouped(shape: tuple[int, ...], kind: Shard, made: tuple[int, ...], sample
             outer, rest = divmod(size, samples * factor)
             if not uneven and not rest and factor and outer:
                 return Shard(dim, factor, outer)
-    raise Refused("a new shape that mixes samples")
+    raise AnalysisRefused("a new shape that mixes samples")
 
 
-def sizes_given(call: Call) -> list[tuple[tuple[int, ...], Any]]:
+def requested_sizes(call: OpCall) -> list[tuple[tuple[int, ...], Any]]:
     """(place in the form of (args, kwargs), number) of the sizes in `x.view(a, b)`, `x.view((a, b))` or `size=…`."""
     for at, key in enumerate(call.kwargs):
         if key in ("size", "shape", "sizes"):
@@ -45,17 +45,17 @@ def sizes_given(call: Call) -> list[tuple[tuple[int, ...], Any]]:
     return [((0, at), size) for at, size in enumerate(call.args[1:], 1)]
 
 
-def resize(call: Call, given: list[tuple[tuple[int, ...], Any]], dim: int, entries: int) -> None:
+def resize(call: OpCall, given: list[tuple[tuple[int, ...], Any]], dim: int, entries: int) -> None:
     """The sizes asked for: that of `dim` must follow the number of samples, the others must not."""
     for at, (path, size) in enumerate(given):
-        if isinstance(size, Odd) or (isinstance(size, Count) and at != dim):
-            raise Refused(f"{call.name} to a size that depends on the number of samples")
+        if isinstance(size, UnknownNumber) or (isinstance(size, SampleCount) and at != dim):
+            raise AnalysisRefused(f"{call.name} to a size that depends on the number of samples")
         if at != dim or size == -1:
             continue
-        if call.traced and not isinstance(size, Count):
-            raise Refused(f"{call.name} to a size that does not follow the number of samples")
+        if call.traced and not isinstance(size, SampleCount):
+            raise AnalysisRefused(f"{call.name} to a size that does not follow the number of samples")
         if size != entries * call.samples:
-            raise Refused(f"{call.name} to a size that is not a multiple of the number of samples")
+            raise AnalysisRefused(f"{call.name} to a size that is not a multiple of the number of samples")
         if not call.traced:
             call.sizes[path] = entries
 
@@ -64,102 +64,102 @@ SQUEEZED = "squeeze() of all dimensions, which a micro-batch of one sample would
 
 
 @rule("view", "reshape", "_unsafe_view", counts=True)
-def view(call: Call) -> Kind:
+def view(call: OpCall) -> Kind:
     """Another shape; `view(dtype)` only where it keeps the shape."""
     value = call.first
     call.only(value)
     made = call.out().shape
     retyped = any(isinstance(part, torch.dtype) for part in (*call.args[1:], *call.kwargs.values()))
-    given = [] if retyped else sizes_given(call)
-    if value.is_sum or isinstance(value.kind, Positions):
+    given = [] if retyped else requested_sizes(call)
+    if value.is_sum or isinstance(value.kind, SampleIndices):
         call.constant([size for _, size in given])
         return _positions(call, value, made)
     kind = call.sample(value)
     if not given and value.shape != made:
-        raise Refused("a view as another type")
-    found = regrouped(value.shape, kind, made, call.samples)
+        raise AnalysisRefused("a view as another type")
+    found = reshape_shard(value.shape, kind, made, call.samples)
     resize(call, given, found.dim, found.entries)
     return found
 
 
-def _positions(call: Call, value: Value, made: tuple[int, ...]) -> Kind:
+def _positions(call: OpCall, value: TensorValue, made: tuple[int, ...]) -> Kind:
     if value.is_sum:
         return value.kind
-    found = regrouped(value.shape, Shard(value.kind.dim), made, call.samples)  # type: ignore[union-attr]
+    found = reshape_shard(value.shape, Shard(value.kind.dim), made, call.samples)  # type: ignore[union-attr]
     if found.entries != 1:
-        raise Refused(f"{call.name} of numbers of samples")
-    return Positions(found.dim)
+        raise AnalysisRefused(f"{call.name} of numbers of samples")
+    return SampleIndices(found.dim)
 
 
 @rule("view_as", "reshape_as", "expand_as_")
-def view_as(call: Call) -> Kind:
+def view_as(call: OpCall) -> Kind:
     """The shape of another tensor; both must hold their samples alike."""
-    value, other = call.first, call.given(1, "other")
-    found = regrouped(value.shape, call.sample(value), call.out().shape, call.samples)
+    value, other = call.first, call.argument(1, "other")
+    found = reshape_shard(value.shape, call.sample(value), call.out().shape, call.samples)
     call.must_be(other, found)
     return found
 
 
 @rule("flatten")
-def flatten(call: Call) -> Kind:
+def flatten(call: OpCall) -> Kind:
     """Dimensions become one."""
     value = call.first
     if value.is_sum:
         return value.kind
-    return regrouped(value.shape, call.sample(value), call.out().shape, call.samples)
+    return reshape_shard(value.shape, call.sample(value), call.out().shape, call.samples)
 
 
 @rule("unflatten", counts=True)
-def unflatten(call: Call) -> Kind:
+def unflatten(call: OpCall) -> Kind:
     """One dimension becomes several."""
     value = call.first
     kind = call.sample(value)
-    dim, sizes = axis(call.given(1, "dim"), value.rank), call.given(2, "sizes")
+    dim, sizes = axis(call.argument(1, "dim"), value.rank), call.argument(2, "sizes")
     made = call.out().shape
-    found = regrouped(value.shape, kind, made, call.samples)
+    found = reshape_shard(value.shape, kind, made, call.samples)
     if not call.traced and kind.dim == dim and sizes[found.dim - dim] != -1:
-        raise Refused("unflatten to a plain number of samples")
+        raise AnalysisRefused("unflatten to a plain number of samples")
     resize(call, [((), size) for size in sizes], found.dim - dim, found.entries) if kind.dim == dim else None
     return found
 
 
 @rule("squeeze")
-def squeeze(call: Call) -> Kind:
+def squeeze(call: OpCall) -> Kind:
     """Dimensions of one entry go away; that of the samples must not be among them."""
     value = call.first
     if value.is_sum:
         return value.kind
-    kind, dims = call.sample(value), call.given(1, "dim")
+    kind, dims = call.sample(value), call.argument(1, "dim")
     asked = dims if isinstance(dims, (tuple, list)) else (dims,)
     if dims is not None:
         places = [axis(dim, value.rank) for dim in asked]
         if kind.dim in places:
-            raise Refused("squeeze of the samples")
+            raise AnalysisRefused("squeeze of the samples")
         gone = [dim for dim in places if value.shape[dim] == 1]
     elif call.traced and kind.entries * call.least > 1:
         gone = [dim for dim in range(value.rank) if value.shape[dim] == 1]
     else:
-        raise Refused(f"{SQUEEZED}; give a dimension")
+        raise AnalysisRefused(f"{SQUEEZED}; give a dimension")
     return Shard(kind.dim - sum(1 for dim in gone if dim < kind.dim), kind.factor, kind.outer)
 
 
 @rule("unsqueeze")
-def unsqueeze(call: Call) -> Kind:
+def unsqueeze(call: OpCall) -> Kind:
     """A new dimension of one entry."""
     value = call.first
     if value.is_sum:
         return value.kind
-    at = axis(call.given(1, "dim"), value.rank + 1)
-    if isinstance(value.kind, Positions):
-        return Positions(value.kind.dim + (at <= value.kind.dim))
+    at = axis(call.argument(1, "dim"), value.rank + 1)
+    if isinstance(value.kind, SampleIndices):
+        return SampleIndices(value.kind.dim + (at <= value.kind.dim))
     kind = call.sample(value)
     return Shard(kind.dim + (at <= kind.dim), kind.factor, kind.outer)
 
 
 @rule("expand", "broadcast_to", counts=True)
-def expand(call: Call) -> Kind:
+def expand(call: OpCall) -> Kind:
     """Entries repeated along dimensions of one entry: also of a constant, along a new dimension of samples."""
-    value, given = call.first, sizes_given(call)
+    value, given = call.first, requested_sizes(call)
     made = call.out().shape
     if value.is_sum:
         call.constant([size for _, size in given])
@@ -172,21 +172,21 @@ def expand(call: Call) -> Kind:
     return found
 
 
-def _spread(call: Call, value: Value, given: list[tuple[tuple[int, ...], Any]]) -> Kind:
-    counted = [at for at, (_, size) in enumerate(given) if isinstance(size, Count)]
-    if len(counted) != 1 or any(isinstance(size, Odd) for _, size in given):
-        raise Refused(f"{call.name} to a size that depends on the number of samples")
+def _spread(call: OpCall, value: TensorValue, given: list[tuple[tuple[int, ...], Any]]) -> Kind:
+    counted = [at for at, (_, size) in enumerate(given) if isinstance(size, SampleCount)]
+    if len(counted) != 1 or any(isinstance(size, UnknownNumber) for _, size in given):
+        raise AnalysisRefused(f"{call.name} to a size that depends on the number of samples")
     dim = counted[0]
     own = dim - (len(given) - value.rank)
     if own >= 0 and value.shape[own] != 1:
-        raise Refused(f"{call.name} of a constant to another number of samples")
+        raise AnalysisRefused(f"{call.name} of a constant to another number of samples")
     return Shard(dim, given[dim][1] // call.samples)
 
 
 @rule("expand_as")
-def expand_as(call: Call) -> Kind:
+def expand_as(call: OpCall) -> Kind:
     """To the shape of another tensor, whose samples must lie where those of the first go."""
-    value, other = call.first, call.given(1, "other")
+    value, other = call.first, call.argument(1, "other")
     if value.is_constant:
         kind = call.sample(other)
         own = kind.dim - (other.rank - value.rank)
