@@ -1,9 +1,9 @@
 """Partitioner `acyclic`: one stage per worker, cut from a topological order and improved by moves that stay acyclic.
 
-Moreira, Popp and Schulz (Graph Partitioning with Acyclicity Constraints) distinguish three kinds of moves: *simple* ones
-to the adjacent stage, *advanced* ones to any stage between those of an item's predecessors and successors, and *global*
-ones to any stage that creates no cycle. All three run as Fiduccia–Mattheyses passes from several initial candidates; the
-seed breaks ties.
+Moreira, Popp and Schulz (Graph Partitioning with Acyclicity Constraints) distinguish three kinds of moves: *simple*
+ones to the adjacent stage, *advanced* ones to any stage between those of an item's predecessors and successors, and
+*global* ones to any stage that creates no cycle. All three run as Fiduccia–Mattheyses passes from several initial
+candidates; the seed breaks ties.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from gemini.ir.interpreter import find_model_tensor
 from gemini.ir.node import MODULES, Node
 from gemini.ir.pytree import Ref
 from gemini.profiling.node_memory import storage_key
-from gemini.profiling.node_tensors import HELD, held_tensors
+from gemini.profiling.node_tensors import MODEL_TENSORS, model_tensors
 
 # Whether these return a view or a copy depends on strides, and so on the batch: they count as views.
 _MAYBE_VIEWS = frozenset({"reshape", "reshape_as", "flatten", "ravel", "contiguous", "Flatten", "to"})
@@ -98,11 +98,11 @@ class _MemoryOwners:
                 if source.is_source:
                     for maker in (source.id, *source.shares):
                         found[maker].add(node.id)
-        held = {node.id: self._storage(node) for node in self.graph.nodes if node.kind in HELD}
+        held = {node.id: self._storage(node) for node in self.graph.nodes if node.kind in MODEL_TENSORS}
         model = self.graph.bound_model() if held else None
         for node in self.graph.compute_nodes:
             if model is not None and node.kind in MODULES:
-                own = {_storage_of(tensor) for tensor in held_tensors(self.graph, model, node)}
+                own = {_storage_of(tensor) for tensor in model_tensors(self.graph, model, node)}
                 for source_id, storage in held.items():
                     if storage in own:
                         found[source_id].add(node.id)
@@ -135,7 +135,7 @@ def _find_stateful(graph: Graph) -> Iterator[set[int]]:
             for part in (model.get_submodule(node.target) if node.target else model).modules():
                 runs[id(part)].add(node.id)
         for ref in node.inputs():
-            if graph.nodes[ref.node].kind in HELD:
+            if graph.nodes[ref.node].kind in MODEL_TENSORS:
                 reads[id(find_model_tensor(model, graph.nodes[ref.node].target))].add(node.id)
     for name in changing:
         part = model.get_submodule(name) if name else model

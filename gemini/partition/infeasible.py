@@ -73,11 +73,11 @@ def _colocation_reasons(graph: Graph, problem: Problem) -> Iterator[str]:
 
 
 def _has_tied_weights(graph: Graph, nodes: Sequence[int]) -> bool:
-    from gemini.profiling.node_tensors import held_tensors
+    from gemini.profiling.node_tensors import model_tensors
 
     users: dict[int, int] = {}
     for node in nodes:
-        for tensor in held_tensors(graph, graph.bound_model(), graph.nodes[node]):
+        for tensor in model_tensors(graph, graph.bound_model(), graph.nodes[node]):
             users[id(tensor)] = users.get(id(tensor), 0) + 1
     return any(count > 1 for count in users.values())
 

@@ -1,6 +1,7 @@
 """Topological orders of the items, from which contiguous segments are cut.
 
-A contiguous cut is only as good as its order. Where a graph branches there are many topological orders; three are tried:
+A contiguous cut is only as good as its order. Where a graph branches there are many topological orders; three are
+tried:
 
     execution     as the model runs
     depth first   every item just before its first reader: masks and skips are produced late, branches stay together

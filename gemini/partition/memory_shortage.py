@@ -91,8 +91,8 @@ def explain_shortage(graph: Graph, profile: Profile, problem: Problem) -> str:
         return ""
     limit = problem.workers[found.worker].memory_mb or 0.0
     text = (
-        f"{graph.model_name} in {problem.nparts} parts does not fit the memory of the workers: with the best cuts stage "
-        f"{found.stage} (from {found.name}) needs {_mb(found.needs_mb)} and worker {found.worker} "
+        f"{graph.model_name} in {problem.nparts} parts does not fit the memory of the workers: with the best cuts "
+        f"stage {found.stage} (from {found.name}) needs {_mb(found.needs_mb)} and worker {found.worker} "
         f"has {_mb(limit)}: {_mb(found.missing_mb)} too little"
     )
     remedies = list(_remedies(graph, profile, problem, found))

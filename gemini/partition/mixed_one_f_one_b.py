@@ -28,7 +28,7 @@ def order_mixed_one_f_one_b(placement: SchedPlan, nmicros: int) -> list[list[Act
 
 
 class _OneFOneBSimulation:
-    """One simulated step. A task is a block of the placement and a micro-batch; `urgent` is its priority key, least first."""
+    """One simulated step. A task is a block and a micro-batch; the task of least `urgent` key runs first."""
 
     def __init__(self, placement: SchedPlan, nmicros: int, urgent: Callable[[Task], tuple[int, ...]]) -> None:
         self.placement, self.urgent = placement, urgent

@@ -4,8 +4,8 @@
                                                      │ cut
     items ◄─refine── clusters ◄─refine── … ◄─────────┘
 
-The graph of clusters is acyclic, so a cut of the coarsest graph is a cut of every finer one. Moving a cluster moves many
-items at once, which escapes local optima of single-item moves.
+The graph of clusters is acyclic, so a cut of the coarsest graph is a cut of every finer one. Moving a cluster moves
+many items at once, which escapes local optima of single-item moves.
 """
 
 from __future__ import annotations

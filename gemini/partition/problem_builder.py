@@ -76,8 +76,8 @@ def _check_profile(graph: Graph, profile: Profile) -> None:
         if names
     )
     raise PartitionError(
-        f"the profile of {profile.model} does not match this graph of {graph.model_name}: {len(known)} nodes are profiled, "
-        f"{len(wanted)} compute nodes are in the graph{shown}\n    → profile(graph)"
+        f"the profile of {profile.model} does not match this graph of {graph.model_name}: {len(known)} nodes are "
+        f"profiled, {len(wanted)} compute nodes are in the graph{shown}\n    → profile(graph)"
     )
 
 

@@ -166,8 +166,8 @@ def _order_backwards(
 ) -> None:
     """Start backwards after the whole forward: a stage that receives no gradient waits for the last stage.
 
-    The loss runs with the last output that it reads; which outputs those are is unknown here. Its backward waits for all
-    of them and returns a gradient to each, so backwards of output stages are ordered, last first.
+    The loss runs with the last output that it reads; which outputs those are is unknown here. Its backward waits for
+    all of them and returns a gradient to each, so backwards of output stages are ordered, last first.
     """
     receiving = {transfer.source for transfer in transfers if transfer.gradients}
     for stage, block in backwards.items():
@@ -231,7 +231,7 @@ def _compose(
 
 # ── activations ──────────────────────────────────────────────────────────────────────────────────────────────────────
 def _peak_activations(ran: Simulation, nstages: int) -> tuple[tuple[int, ...], tuple[float, ...]]:
-    """Return, per stage, the peak number of micro-batches between forward and backward and the peak activations (MB)."""
+    """Return the peak micro-batches between forward and backward and the peak activations (MB) of each stage."""
     ends: dict[int, str] = {}  # the block type of a stage that frees the last activations
     for block in ran.times:
         if block.btype != FORWARD and ends.get(block.stage or 0) != WEIGHT_GRADIENT:

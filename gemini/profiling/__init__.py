@@ -1,4 +1,4 @@
-"""Profiling: what every node of a captured graph costs, measured or estimated."""
+"""Profiling: the time and memory of every node of a captured graph, measured or estimated."""
 
 from gemini.profiling.device_specs import SPECS, DeviceSpec
 from gemini.profiling.entry import profile

@@ -1,7 +1,7 @@
-"""Measurements: all that was found out about one class of equal nodes, before it is assigned to nodes.
+"""Class measurement: times, memory and work of one node class, as stored in the cache.
 
-They are what the cache stores. Values are named by position, so that one measurement fits every node of its
-class: input 0 is the first tensor the node reads, output 0 the first it makes.
+Values are identified by position, so that a measurement fits every node of its class: input 0 is the first tensor the
+node reads, output 0 the first it produces.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from gemini.profiling.flop_count import Kernel, Work
+from gemini.profiling.flop_count import KernelCounts, KernelWork
 from gemini.profiling.node_memory import NodeMemory
 from gemini.profiling.reading_statistics import Reading
 
@@ -19,45 +19,45 @@ MEASURED, ANALYTIC = "measured", "analytic"
 
 @dataclass(frozen=True)
 class Measurement:
-    """Times, memory and work of a class of nodes. Host times are what the calling thread needs to start the work,
-    where the device runs on its own (CUDA); zero elsewhere."""
+    """Times, memory and work of a node class. Host times are the calling thread's launch times on an asynchronous
+    device (CUDA), else zero."""
 
     forward: Reading
     backward: Reading
     forward_host: Reading
     backward_host: Reading
     memory: NodeMemory
-    forward_work: Work
-    backward_work: Work
+    forward_work: KernelCounts
+    backward_work: KernelCounts
     source: str = MEASURED
-    reason: str = ""  # why it is analytic
+    reason: str = ""  # why it is not measured
 
     @property
     def device_ms(self) -> float:
-        """The time of the device, forward and backward."""
+        """Device time, forward and backward."""
         return self.forward.ms + self.backward.ms
 
     @property
     def host_ms(self) -> float:
-        """The time of the calling thread, forward and backward."""
+        """Host time, forward and backward."""
         return self.forward_host.ms + self.backward_host.ms
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return plain data."""
         return asdict(self)
 
     @staticmethod
     def from_json(data: Any) -> Measurement:
-        """The measurement of plain data; raises ValueError where it is not one."""
+        """Build a measurement from plain data; raises ValueError where it is invalid."""
         try:
             found = Measurement(
                 Reading(**data["forward"]),
                 Reading(**data["backward"]),
                 Reading(**data["forward_host"]),
                 Reading(**data["backward_host"]),
-                _memory(data["memory"]),
-                _work(data["forward_work"]),
-                _work(data["backward_work"]),
+                _parse_memory(data["memory"]),
+                _parse_work(data["forward_work"]),
+                _parse_work(data["backward_work"]),
                 data["source"],
                 data["reason"],
             )
@@ -67,13 +67,13 @@ class Measurement:
         return found
 
 
-def _memory(data: dict[str, Any]) -> NodeMemory:
+def _parse_memory(data: dict[str, Any]) -> NodeMemory:
     lists = {name: tuple(data[name]) for name in ("saved_inputs", "saved_outputs", "aliases")}
     return NodeMemory(**{**data, **lists})
 
 
-def _work(data: dict[str, Any]) -> Work:
-    return Work(tuple(Kernel(**kernel) for kernel in data["kernels"]))
+def _parse_work(data: dict[str, Any]) -> KernelCounts:
+    return KernelCounts(tuple(KernelWork(**kernel) for kernel in data["kernels"]))
 
 
 def _check(found: Measurement) -> None:
@@ -86,4 +86,4 @@ def _check(found: Measurement) -> None:
         raise ValueError(f"not a measurement: {wrong[0] if wrong else found.source!r}")
     memory = found.memory
     if not all(isinstance(x, int) for x in (*memory.saved_inputs, *memory.saved_outputs, *memory.aliases)):
-        raise ValueError("not a measurement: positions that are no integers")
+        raise ValueError("not a measurement: positions are not integers")

@@ -1,7 +1,7 @@
-"""Assembly: measurements of classes become costs of nodes.
+"""Cost assembly: from measurements of node classes to costs of nodes.
 
-Sizes come from the graph. Positions in a measurement become values of the graph; a view has the memory of what it
-looks at, so that memory kept by several nodes is counted once.
+Sizes come from the graph. Positions in a measurement become graph values; a view has the value of its base, so that
+memory saved by several nodes counts once.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from gemini.profiling.cost_signature import digest
 from gemini.profiling.gradient_flow import GradientFlow
 from gemini.profiling.measured_device import MB
 from gemini.profiling.node_costs import NodeCost
-from gemini.profiling.node_tensors import HELD, tensor_outputs
+from gemini.profiling.node_tensors import MODEL_TENSORS, tensor_outputs
 
 
-class Assembly:
+class CostAssembly:
     """Builds the costs of all nodes of a graph."""
 
     def __init__(self, flow: GradientFlow) -> None:
@@ -27,8 +27,8 @@ class Assembly:
         self.model = self.graph.bound_model()
         self.values_mb: list[float] = []
         self.place: dict[Ref, int] = {}
-        self.names = _names(self.model)
-        self.parameters_mb = {name: _size_mb(tensor) for name, tensor in _named(self.model)}
+        self.names = _tensor_names(self.model)
+        self.parameters_mb = {name: _size_mb(tensor) for name, tensor in _named_tensors(self.model)}
         self.costs: list[NodeCost] = []
         for node in self.graph.nodes:
             if node.kind == "input":
@@ -36,16 +36,16 @@ class Assembly:
                     self._new_value(ref)
 
     def add(self, node: Node, signature: str, pooled: int, found: Measurement, ms: tuple[float, float]) -> None:
-        """Append the cost of a node that takes so long, forward and backward."""
+        """Append the cost of a node; `ms` are its forward and backward time."""
         every, outputs = self.flow.inputs[node.id], tensor_outputs(node)
         inputs = [ref for ref in every if ref in self.place]
         self._place_outputs(outputs, every, found)
         memory = found.memory
-        kept = [every[at] for at in memory.saved_inputs if at < len(every)]
-        kept += [outputs[at] for at in memory.saved_outputs if at < len(outputs)]
-        saved = tuple(sorted({self.place[ref] for ref in kept if ref in self.place}))
-        given = tuple(sorted({self.place[ref] for ref in inputs}))
-        held = {self.names[id(t)]: t for t in self.flow.held[node.id] if id(t) in self.names}
+        saved_refs = [every[at] for at in memory.saved_inputs if at < len(every)]
+        saved_refs += [outputs[at] for at in memory.saved_outputs if at < len(outputs)]
+        saved = tuple(sorted({self.place[ref] for ref in saved_refs if ref in self.place}))
+        read = tuple(sorted({self.place[ref] for ref in inputs}))
+        used = {self.names[id(t)]: t for t in self.flow.model_tensors[node.id] if id(t) in self.names}
         host = found.host_ms > found.device_ms
         forward, backward = (found.forward_host, found.backward_host) if host else (found.forward, found.backward)
         total = forward.ms + backward.ms
@@ -56,9 +56,9 @@ class Assembly:
                 forward_ms=ms[0], backward_ms=ms[1], noise=noise,
                 samples=forward.samples, rejected=forward.rejected + backward.rejected,
                 forward_peak_mb=memory.forward_peak, backward_peak_mb=memory.backward_peak,
-                parameter_mb=sum(_size_mb(t) for t in held.values() if isinstance(t, nn.Parameter)),
-                buffer_mb=sum(_size_mb(t) for t in held.values() if not isinstance(t, nn.Parameter)),
-                input_mb=sum(self.values_mb[at] for at in given),
+                parameter_mb=sum(_size_mb(t) for t in used.values() if isinstance(t, nn.Parameter)),
+                buffer_mb=sum(_size_mb(t) for t in used.values() if not isinstance(t, nn.Parameter)),
+                input_mb=sum(self.values_mb[at] for at in read),
                 output_mb=sum(_meta_mb(meta) for meta in node.outputs.values()),
                 saved_mb=memory.saved_own + sum(self.values_mb[at] for at in saved),
                 saved_own_mb=memory.saved_own,
@@ -67,7 +67,7 @@ class Assembly:
                 forward_flops=found.forward_work.flops, forward_moved_mb=found.forward_work.nbytes / MB,
                 host_ms=found.host_ms, device_ms=found.device_ms,
                 source=found.source, reason=found.reason,
-                parameters=tuple(held), saved_values=saved, input_values=given,
+                parameters=tuple(used), saved_values=saved, input_values=read,
                 output_values=tuple(sorted({self.place[ref] for ref in outputs if ref in self.place})),
             )
         )  # fmt: skip
@@ -76,7 +76,7 @@ class Assembly:
         aliases = (*found.memory.aliases, *([-1] * len(outputs)))
         for ref, alias in zip(outputs, aliases, strict=False):
             target = inputs[alias] if 0 <= alias < len(inputs) else None
-            if target is not None and self.graph.nodes[target.node].kind in HELD:
+            if target is not None and self.graph.nodes[target.node].kind in MODEL_TENSORS:
                 continue  # a view of a parameter takes no memory of its own
             if target is not None and target in self.place:
                 self.place[ref] = self.place[target]
@@ -89,12 +89,12 @@ class Assembly:
         self.values_mb.append(_meta_mb(meta))
 
 
-def _named(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
+def _named_tensors(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
     return [*model.named_parameters(), *model.named_buffers()]
 
 
-def _names(model: nn.Module) -> dict[int, str]:
-    return {id(tensor): name for name, tensor in _named(model)}
+def _tensor_names(model: nn.Module) -> dict[int, str]:
+    return {id(tensor): name for name, tensor in _named_tensors(model)}
 
 
 def _size_mb(tensor: torch.Tensor) -> float:

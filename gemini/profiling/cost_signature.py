@@ -1,9 +1,8 @@
-"""Signatures: what makes two nodes equal in cost.
+"""Cost signatures: the key of nodes with equal cost.
 
-Two nodes with one signature are alike by capture's reckoning (the same code on the same sizes) and take the same part
-in backward; so one measurement serves both. A signature is text, the same in every process, so that it also names
-an entry of the cache. Where code is the user's own, its byte code is part of it: another version of the model finds
-no stale entry.
+Nodes with equal signatures are equivalent (the same code on the same sizes) and have the same role in backward, so one
+measurement serves all. A signature is text, the same in every process, so that it also keys the cache. For user code it
+includes the byte code: a changed model finds no stale entry.
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ _PLAIN = (bool, int, float, str, type(None), tuple, bytes)
 _TORCH = ("torch.", "builtins")
 
 
-def class_of(graph: Graph, node: Node, flow: GradientFlow) -> str:
-    """The signature of a node."""
+def node_class_signature(graph: Graph, node: Node, flow: GradientFlow) -> str:
+    """Return the signature of a node."""
     parts = [node.target if node.kind not in MODULES else node.cls, node_signature(graph, node)]
     parts += [
-        _pattern(node),
-        _held(graph, node),
-        _code_of(graph, node, flow.codes),
+        _argument_pattern(node),
+        _model_tensors_text(graph, node),
+        _code_fingerprint(graph, node, flow.codes),
         repr(flow.readers(node)),
         str(len(node.mutates)),
     ]
@@ -40,19 +39,19 @@ def class_of(graph: Graph, node: Node, flow: GradientFlow) -> str:
 
 
 def digest(text: str) -> str:
-    """A short name for a signature."""
+    """Return a short hash of a signature."""
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-def _pattern(node: Node) -> str:
-    """Which arguments are the same value: `f(x, x)` is not `f(x, y)`."""
+def _argument_pattern(node: Node) -> str:
+    """Describe which arguments are the same value: `f(x, x)` differs from `f(x, y)`."""
     seen: dict[Ref, int] = {}
     refs = (leaf for form in (node.args, node.kwargs) for leaf in leaves(form) if isinstance(leaf, Ref))
     return " ".join(str(seen.setdefault(ref, len(seen))) for ref in refs)
 
 
-def _held(graph: Graph, node: Node) -> str:
-    """Which arguments are parameters or buffers, and the buffers of a module."""
+def _model_tensors_text(graph: Graph, node: Node) -> str:
+    """Describe which arguments are parameters or buffers, and the buffers of a module."""
     kinds = [graph.nodes[ref.node].kind if graph.nodes[ref.node].is_source else "" for ref in node.inputs()]
     module = _module(graph, node)
     buffers = [] if module is None else [(name, tuple(b.shape), str(b.dtype)) for name, b in module.named_buffers()]
@@ -66,7 +65,7 @@ def _module(graph: Graph, node: Node) -> nn.Module | None:
     return model.get_submodule(node.target) if node.target else model
 
 
-def _code_of(graph: Graph, node: Node, known: dict[type, str]) -> str:
+def _code_fingerprint(graph: Graph, node: Node, known: dict[type, str]) -> str:
     module = _module(graph, node)
     if module is not None:
         return " ".join(dict.fromkeys(_class_code(type(part), known) for part in module.modules()))
@@ -80,7 +79,7 @@ def _code_of(graph: Graph, node: Node, known: dict[type, str]) -> str:
 
 
 def _class_code(cls: type, known: dict[type, str]) -> str:
-    """A fingerprint of the code of a class, without what torch and Python bring."""
+    """Return a fingerprint of the code of a class, without that of torch and Python."""
     if cls not in known:
         owners = [owner for owner in cls.__mro__ if not owner.__module__.startswith(_TORCH)]
         members = [member for owner in owners for member in sorted(vars(owner).items(), key=lambda item: item[0])]
@@ -89,7 +88,7 @@ def _class_code(cls: type, known: dict[type, str]) -> str:
 
 
 def _fingerprint(members: list[tuple[str, Any]]) -> str:
-    """Of functions, and of the functions of their modules that they call by name."""
+    """Return a fingerprint of functions and of the user functions that they call by global name."""
     found = hashlib.sha256()
     waiting, seen = list(members), set()
     while waiting:
@@ -101,22 +100,22 @@ def _fingerprint(members: list[tuple[str, Any]]) -> str:
         seen.add(code)
         found.update(name.encode() + _code_text(code))
         globals_ = getattr(function, "__globals__", {})
-        called = [(other, globals_.get(other)) for other in sorted(_names(code))]
-        waiting += [(other, one) for other, one in called if isinstance(one, types.FunctionType) and _own(one)]
+        called = [(other, globals_.get(other)) for other in sorted(_global_names(code))]
+        waiting += [(other, one) for other, one in called if isinstance(one, types.FunctionType) and _is_user_code(one)]
     return found.hexdigest()[:16] if members else ""
 
 
-def _own(function: types.FunctionType) -> bool:
+def _is_user_code(function: types.FunctionType) -> bool:
     return not (function.__module__ or "").startswith(_TORCH)
 
 
-def _names(code: types.CodeType) -> set[str]:
-    nested = [_names(part) for part in code.co_consts if isinstance(part, types.CodeType)]
+def _global_names(code: types.CodeType) -> set[str]:
+    nested = [_global_names(part) for part in code.co_consts if isinstance(part, types.CodeType)]
     return set(code.co_names).union(*nested)
 
 
 def _code_text(code: types.CodeType) -> bytes:
-    """The byte code with its names and plain constants, that of functions inside it too."""
+    """Return the byte code with its names and plain constants, nested functions included."""
     nested = b"".join(_code_text(part) for part in code.co_consts if isinstance(part, types.CodeType))
     plain = repr([part for part in code.co_consts if isinstance(part, _PLAIN)])
     return code.co_code + repr(code.co_names).encode() + plain.encode() + nested

@@ -1,7 +1,7 @@
-"""The CPU as a measured device.
+"""CPU as a profiled device.
 
-Two clocks: `wall`, what a stop watch shows, and `cpu`, the processor time of this process divided by its threads,
-which other processes on the machine hardly disturb; with one thread both agree on an idle machine.
+Two clocks: `wall`, the elapsed time, and `cpu`, the processor time of this process divided by its threads, which other
+processes hardly disturb; with one thread both agree on an idle machine.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from gemini.errors import ProfileError
-from gemini.profiling.measured_device import Device, MemoryWatch, Result, Span, Stopwatch
+from gemini.profiling.measured_device import CallTime, Device, MemoryWatch, Result, Stopwatch
 from gemini.profiling.node_memory import LiveMemory
 
 CLOCKS = ("wall", "cpu")
@@ -29,50 +29,50 @@ class CpuDevice(Device):
 
     def __init__(self, torch_device: torch.device | None = None, clock: str = "wall") -> None:
         if clock not in CLOCKS:
-            raise ProfileError(f"no clock {clock!r}\n    → choose from {', '.join(CLOCKS)}")
+            raise ProfileError(f"unknown clock {clock!r}\n    → choose from {', '.join(CLOCKS)}")
         self.torch_device = torch.device("cpu") if torch_device is None else torch_device
         self.clock = clock
 
     def describe(self) -> str:
-        """The processor, the threads and the clock."""
+        """Return the processor, the threads and the clock."""
         threads = torch.get_num_threads()
         return f"{_processor()}, {threads} thread{'s' if threads != 1 else ''}, {self.clock} time"
 
     def now_ms(self) -> float:
-        """Milliseconds of the chosen clock."""
+        """Return milliseconds of the chosen clock."""
         if self.clock == "wall":
             return time.perf_counter() * 1e3
         threads = int(torch.get_num_threads())
-        if threads == 1:  # other threads of the program do not count
+        if threads == 1:  # other threads of the process do not count
             return time.thread_time() * 1e3
         return time.process_time() * 1e3 / threads
 
     def stopwatch(self, earlier: Stopwatch | None = None) -> Stopwatch:  # noqa: ARG002
-        """Calls run to their end on the CPU, so a clock around them is all it takes."""
+        """Return a stopwatch; CPU calls are synchronous, so reading the clock around them suffices."""
         return CpuStopwatch(self.now_ms)
 
     def watch(self) -> AbstractContextManager[MemoryWatch]:
-        """Count storages, as the CPU's allocator keeps no statistics."""
+        """Count storages, since the CPU allocator has no statistics."""
         watch: AbstractContextManager[MemoryWatch] = LiveMemory()
         return watch
 
 
 class CpuStopwatch(Stopwatch):
-    """A clock around every call."""
+    """Reads the clock around every call."""
 
     def __init__(self, now_ms: Callable[[], float]) -> None:
         self.now_ms = now_ms
-        self.spans: dict[Hashable, Span] = {}
+        self.spans: dict[Hashable, CallTime] = {}
 
     def time(self, key: Hashable, call: Callable[[], Result], launches: int = 1) -> Result:  # noqa: ARG002
         """Run a call and time it."""
         begin = self.now_ms()
         result = call()
-        self.spans[key] = Span(self.now_ms() - begin)
+        self.spans[key] = CallTime(self.now_ms() - begin)
         return result
 
-    def read(self) -> dict[Hashable, Span]:
-        """The times of all calls."""
+    def read(self) -> dict[Hashable, CallTime]:
+        """Return the times of all calls."""
         return self.spans
 
 

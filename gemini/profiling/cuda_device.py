@@ -1,14 +1,14 @@
-"""A CUDA GPU as a measured device.
+"""CUDA GPU as a profiled device.
 
-The host starts kernels, the GPU runs them later; which of the two limits a step depends on the model. So both are
-read. To see the GPU's own time and not the gaps in which it waits for the host, it is given pauses long enough for
-the host to get ahead, without waiting for each other anywhere else:
+The host launches kernels, the GPU runs them later; which of the two bounds a step depends on the model. So both are
+measured. To measure the GPU's kernels without gaps in which it waits for the host, pauses on the GPU let the host get
+ahead, without any other synchronisation:
 
     host   │ pause │ calls 1…n │ pause │ calls n+1… │
     GPU            │ ·· pause ··│ 1 │ 2 │ … │ n │ ·· pause ··│ n+1 │ …       an event at each │
 
-How long the host needs, it learns from an earlier run of the same calls. The queue of a GPU holds about a thousand
-launches, and a full one stops the host; so a pause is followed by few enough calls.
+The host time of the next calls is known from an earlier run of the same calls. The launch queue of a GPU holds about a
+thousand launches and blocks the host when full; so only a limited number of calls follows a pause.
 """
 
 from __future__ import annotations
@@ -21,37 +21,37 @@ from typing import Any
 
 import torch
 
-from gemini.profiling.measured_device import MB, Device, MemoryWatch, Result, Span, Stopwatch
+from gemini.profiling.measured_device import MB, CallTime, Device, MemoryWatch, Result, Stopwatch
 
-_CYCLES_A_MS = 2_000_000  # of torch.cuda._sleep: at least a millisecond on every GPU in use
+_CYCLES_PER_MS = 2_000_000  # of torch.cuda._sleep: at least a millisecond on current GPUs
 _LONGEST_PAUSE = 200.0  # ms
-_QUEUE = 300  # launches after a pause, events included; an op may be two or three kernels
-_MARGIN = 1.3  # the pause over what the host needed before
+_QUEUE = 300  # launches per pause, events included; an op may be two or three kernels
+_MARGIN = 1.3  # pause ÷ earlier host time
 
 
 class CudaDevice(Device):
-    """One GPU; readings on its current stream."""
+    """One GPU, measured on its current stream."""
 
     kind = "cuda"
-    runs_behind = True
+    is_asynchronous = True
 
     def __init__(self, torch_device: torch.device) -> None:
         index = torch_device.index if torch_device.index is not None else torch.cuda.current_device()
         self.torch_device = torch.device("cuda", index)
 
     def describe(self) -> str:
-        """The GPU and the settings that choose its kernels."""
+        """Return the GPU and the settings that select its kernels."""
         name = torch.cuda.get_device_name(self.torch_device)
         tf32 = f"tf32 {'on' if torch.backends.cuda.matmul.allow_tf32 else 'off'}"
         return f"{name}, CUDA {torch.version.cuda}, {tf32}"
 
     def stopwatch(self, earlier: Stopwatch | None = None) -> Stopwatch:
-        """Events around every call, behind pauses where it is known how long they must be."""
+        """Return a stopwatch with events around every call, with pauses if an `earlier` one is given."""
         torch.cuda.synchronize(self.torch_device)
         return CudaStopwatch(self.torch_device, earlier if isinstance(earlier, CudaStopwatch) else None)
 
     def time_step(self, step: Callable[[], Any]) -> float:
-        """A whole step from an idle GPU to an idle GPU."""
+        """Time a whole step from idle GPU to idle GPU."""
         torch.cuda.synchronize(self.torch_device)
         started = time.perf_counter()
         step()
@@ -60,7 +60,7 @@ class CudaDevice(Device):
 
     @contextmanager
     def watch(self) -> Iterator[MemoryWatch]:
-        """The allocator's own statistics; its record of the peak starts anew."""
+        """Watch memory by the allocator's statistics, with its peak reset."""
         watch = _AllocatorWatch(self.torch_device)
         watch.restart()
         yield watch
@@ -75,7 +75,7 @@ class _Entry:
     key: Hashable
     begin: Any
     end: Any
-    started: float  # s, of the host's clock
+    started: float  # host clock, s
     host_ms: float
     launches: int
 
@@ -106,7 +106,7 @@ class CudaStopwatch(Stopwatch):
         return result
 
     def _pause(self, earlier: CudaStopwatch, key: Hashable) -> None:
-        """Keep the device waiting for as long as the host took for the next calls."""
+        """Pause the device for as long as the host needed for the next calls."""
         first = last = earlier.places.get(key, -1)
         if first < 0:
             return
@@ -118,28 +118,28 @@ class CudaStopwatch(Stopwatch):
         taken = (earlier.entries[last].started - earlier.entries[first].started) * 1e3
         pause = min(_LONGEST_PAUSE, _MARGIN * (taken + earlier.entries[last].host_ms))
         with torch.cuda.device(self.device):
-            torch.cuda._sleep(int(pause * _CYCLES_A_MS))
+            torch.cuda._sleep(int(pause * _CYCLES_PER_MS))
 
-    def read(self) -> dict[Hashable, Span]:
-        """Wait for the device, then read the events."""
+    def read(self) -> dict[Hashable, CallTime]:
+        """Synchronise with the device, then read the events."""
         torch.cuda.synchronize(self.device)
-        return {entry.key: Span(entry.begin.elapsed_time(entry.end), entry.host_ms) for entry in self.entries}
+        return {entry.key: CallTime(entry.begin.elapsed_time(entry.end), entry.host_ms) for entry in self.entries}
 
 
 class _AllocatorWatch:
-    """Memory is taken and given back by the host, in order, so no waiting for the device is needed."""
+    """Peak of the caching allocator; the host allocates in order, so no synchronisation is needed."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.before = self._bytes("current")
 
     def peak_mb(self) -> float:
-        """The most beyond what was in use when the watch began."""
+        """Return the peak beyond the use at the start of the watch."""
         return float(max(0, self._bytes("peak") - self.before) / MB)
 
     def _bytes(self, which: str) -> int:
         return int(torch.cuda.memory_stats_as_nested_dict(self.device)["allocated_bytes"]["all"][which])
 
     def restart(self) -> None:
-        """Look for the peak anew."""
+        """Reset the peak to the current use."""
         torch.cuda.reset_peak_memory_stats(self.device)

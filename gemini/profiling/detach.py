@@ -1,7 +1,7 @@
-"""Cuts: where the history of a node begins, and the times when a backward that stops there begins and ends.
+"""Detach: tensors at which the autograd history of a node begins, and the time of backward in the autograd thread.
 
-A leaf would do, but a leaf is kept alive by the history that leads to it, and cannot be written to in place. A cut is
-the same memory with a history of its own, and keeps nothing.
+A leaf tensor would be kept alive by the history that leads to it, and cannot be written in place. A detached tensor of
+this module shares the memory, has its own history, and keeps nothing alive.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import torch
 from torch.autograd.graph import GradientEdge
 
 
-class _Cut(torch.autograd.Function):  # type: ignore[misc]
-    """The same memory, with a history that starts here."""
+class _Detach(torch.autograd.Function):  # type: ignore[misc]
+    """The same memory, at the start of a new history."""
 
     @staticmethod
     def forward(_: Any, token: torch.Tensor, value: torch.Tensor) -> torch.Tensor:  # noqa: ARG004
@@ -24,45 +24,45 @@ class _Cut(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def backward(_: Any, gradient: torch.Tensor) -> Any:  # noqa: ARG004
-        TURN.ended = time.perf_counter()
+        BACKWARD_TIMER.ended = time.perf_counter()
         return None, None
 
 
 @dataclass
-class Turn:
-    """When backward began and ended in the thread that runs it (s); that thread is not the caller's on a GPU, and to
-    hand over and back takes longer than many a node. A cut has the oldest history of a node, so it comes last."""
+class BackwardTimer:
+    """The start and end of backward in the thread that runs it (s). On a GPU that is the autograd thread; switching to
+    it and back takes longer than many nodes. Detached inputs have a node's oldest history, so they are reached last."""
 
     began: float = 0.0
     ended: float = 0.0
 
     def begin(self, _: Any) -> None:
-        """A function of the node is about to run."""
+        """Record the start; a hook of the node's functions."""
         self.began = self.began or time.perf_counter()
 
     def take_ms(self) -> float | None:
-        """What passed between, if both were seen; the next turn starts anew."""
+        """Return the elapsed ms, if start and end were recorded, and reset."""
         passed = (self.ended - self.began) * 1e3 if self.began and self.ended else None
         self.began = self.ended = 0.0
         return passed
 
 
-TURN = Turn()
-TOKEN = torch.zeros((), requires_grad=True)  # to ask for its gradient is to have cuts called
+BACKWARD_TIMER = BackwardTimer()
+TOKEN = torch.zeros((), requires_grad=True)  # requesting its gradient makes autograd run `_Detach.backward`
 
 
-def cut(value: torch.Tensor) -> torch.Tensor:
-    """A tensor of the same memory that takes a gradient."""
+def detach_with_grad(value: torch.Tensor) -> torch.Tensor:
+    """Return a tensor of the same memory that requires gradients."""
     if not torch.is_grad_enabled():
         with torch.enable_grad():
-            return cut(value)
-    found: torch.Tensor = _Cut.apply(TOKEN, value)
+            return detach_with_grad(value)
+    found: torch.Tensor = _Detach.apply(TOKEN, value)
     return found
 
 
-def stamp(roots: Sequence[GradientEdge], ends: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Have `TURN` told when backward from some roots begins and ends; the ends to ask gradients for."""
-    TURN.take_ms()
+def time_backward(roots: Sequence[GradientEdge], ends: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Let `BACKWARD_TIMER` record backward from some roots; return the inputs to request gradients for."""
+    BACKWARD_TIMER.take_ms()
     for node in {edge.node for edge in roots}:
-        node.register_prehook(TURN.begin)
+        node.register_prehook(BACKWARD_TIMER.begin)
     return (*ends, TOKEN)

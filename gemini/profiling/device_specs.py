@@ -1,7 +1,7 @@
-"""Device descriptions: what a device can do, as data, for estimates without it.
+"""Device descriptions: peak rates as data, for estimates without the device.
 
-Peak figures are the vendors' for dense operands; `efficiency` is the share of them that real kernels reach.
-`calibrate` (in analytic.py) replaces the shares by measured ones.
+Peak rates are the vendors' for dense operands; an efficiency is the share of the peak that real kernels reach, which
+`roofline.calibrate` replaces by a measured one.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from gemini.nearest_name import remedy
 
 @dataclass(frozen=True)
 class DeviceSpec:
-    """Peak rates of a device and the shares of them that kernels reach."""
+    """Peak rates of a device and the efficiencies of kernels."""
 
     name: str
-    matrix_tflops: dict[str, float]  # by element type; others run at the float32 rate
+    matrix_tflops: dict[str, float]  # by element type; unlisted types run at the float32 rate
     vector_tflops: float
     bandwidth_gb: float  # GB/s of its memory
     memory_gb: float
@@ -28,7 +28,7 @@ class DeviceSpec:
     calibrated: bool = field(default=False)
 
     def matrix_rate(self, dtype: str) -> float:
-        """Operations a second of the matrix units."""
+        """Return the operations per second of the matrix units."""
         return self.matrix_tflops.get(dtype, self.matrix_tflops["float32"]) * 1e12
 
 
@@ -61,21 +61,21 @@ SPECS = {
     )
     for name, (half, single, double, bandwidth, memory, link) in _GPUS.items()
 }
-# Two cores of a current server; calibrate it, as CPUs differ by far more than GPUs of one name.
+# Two cores of a current server; calibrate it, since CPUs differ far more than GPUs of one name.
 SPECS["cpu"] = DeviceSpec(
     "cpu", {"float32": 0.2, "bfloat16": 0.2, "float16": 0.05, "float64": 0.1}, 0.05, 20, 16, 5.0, link_gb=5
 )
 
 
 def find_spec(name: str) -> DeviceSpec:
-    """The description of a device; an unknown name lists those there are."""
+    """Return the description of a device; raises ProfileError listing the valid names."""
     if name.lower() not in SPECS:
-        raise ProfileError(f"no description of a device {name!r}\n    → {remedy(name.lower(), sorted(SPECS))}")
+        raise ProfileError(f"unknown device description {name!r}\n    → {remedy(name.lower(), sorted(SPECS))}")
     return SPECS[name.lower()]
 
 
 def spec_like(kind: str, device_name: str) -> DeviceSpec:
-    """The description nearest to a device that is present: by its product name, else the plainest of its kind."""
+    """Return the description nearest to a device: by product name, else the default of its kind."""
     if kind == "cpu":
         return SPECS["cpu"]
     words = device_name.lower().replace(" ", "").replace("-", "")

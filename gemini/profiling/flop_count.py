@@ -1,9 +1,9 @@
-"""Work: the floating-point operations and bytes of a piece of computation, counted op by op.
+"""FLOP count: floating-point operations and bytes of a computation, counted per kernel.
 
-A dispatch mode sees every kernel that forward and backward run, below modules and autograd. On meta tensors
-nothing is computed, so models of any size can be counted. Operations of matrix products, convolutions and
-attention come from torch's own formulas; any other kernel counts one operation an output element. The bytes of a
-kernel are those of its arguments and results; kernels that return views move none.
+A dispatch mode sees every kernel of forward and backward, below modules and autograd. On meta tensors nothing is
+computed, so models of any size can be counted. Matrix products, convolutions and attention use torch's formulas; any
+other kernel counts one operation per output element. The bytes of a kernel are those of its arguments and results;
+kernels that return views move none.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from torch.utils.flop_counter import flop_registry
 
 
 @dataclass(frozen=True)
-class Kernel:
-    """One kernel: element type, whether it runs on matrix units, operations, bytes; and how often it occurs."""
+class KernelWork:
+    """One kernel: element type, use of matrix units, operations, bytes, and number of occurrences."""
 
     dtype: str
     matrix: bool
@@ -31,19 +31,19 @@ class Kernel:
 
 
 @dataclass(frozen=True)
-class Work:
-    """What a computation does, as kernels; equal kernels are one entry."""
+class KernelCounts:
+    """The kernels of a computation; equal kernels are one entry."""
 
-    kernels: tuple[Kernel, ...] = ()
+    kernels: tuple[KernelWork, ...] = ()
 
     @property
     def flops(self) -> int:
-        """Floating-point operations in all."""
+        """Total floating-point operations."""
         return sum(kernel.flops * kernel.count for kernel in self.kernels)
 
     @property
     def nbytes(self) -> int:
-        """Bytes read and written in all."""
+        """Total bytes read and written."""
         return sum(kernel.nbytes * kernel.count for kernel in self.kernels)
 
     @cached_property
@@ -53,11 +53,11 @@ class Work:
 
 
 class WorkCounter(TorchDispatchMode):  # type: ignore[misc]
-    """Counts the work of what runs inside it."""
+    """Counts the kernels that run inside it."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # nothing is compiled here, and to say so would load the compiler
+        return False  # the default implementation would import the compiler
 
     def __init__(self) -> None:
         super().__init__()
@@ -71,27 +71,27 @@ class WorkCounter(TorchDispatchMode):  # type: ignore[misc]
         if made and not _is_view(func, given, made):
             flops = _flops(func._overloadpacket, args, kwargs, out)
             dtype = str(given[0].dtype if given else made[0].dtype).removeprefix("torch.")
-            # A gather reads as much of its first argument as it returns.
+            # A gather reads only as much of its first argument as it returns.
             read = [made[0], *given[1:]] if str(func._overloadpacket) in _GATHERS else given
             size = sum(_nbytes(tensor) for tensor in (*read, *made))
             count = flops if flops is not None else sum(tensor.numel() for tensor in made)
             self.seen[dtype, flops is not None, count, size] += 1
         return out
 
-    def take(self) -> Work:
-        """The work so far; counting starts anew."""
-        work = Work(tuple(Kernel(*key, count) for key, count in self.seen.items()))
+    def take(self) -> KernelCounts:
+        """Return the work so far and reset the counter."""
+        work = KernelCounts(tuple(KernelWork(*key, count) for key, count in self.seen.items()))
         self.seen.clear()
         return work
 
 
-def bytes_only(sizes: int, dtype: str = "float32") -> Work:
-    """The least a computation does that is only known by its arguments and results: move them once."""
-    return Work((Kernel(dtype, False, 0, sizes),))
+def memory_traffic(sizes: int, dtype: str = "float32") -> KernelCounts:
+    """Return the minimal work of a computation known only by its arguments and results: move them once."""
+    return KernelCounts((KernelWork(dtype, False, 0, sizes),))
 
 
 def tensors_of(values: Iterable[Any]) -> list[torch.Tensor]:
-    """The tensors among the arguments or results of a kernel, which are nested in lists at most."""
+    """Return the tensors among the arguments or results of a kernel, also in lists."""
     found: list[torch.Tensor] = []
     for value in values:
         if isinstance(value, torch.Tensor):
@@ -102,7 +102,7 @@ def tensors_of(values: Iterable[Any]) -> list[torch.Tensor]:
 
 
 def _nbytes(tensor: torch.Tensor) -> int:
-    """The bytes a kernel has to touch; an expanded tensor has fewer than its elements take."""
+    """Return the bytes that a kernel accesses; fewer than the elements' for an expanded tensor."""
     count = 1
     for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if tensor.layout == torch.strided else ():
         count *= size if stride or size <= 1 else 1
@@ -114,7 +114,7 @@ def _is_view(func: Any, given: list[torch.Tensor], made: list[torch.Tensor]) -> 
 
 
 def _flops(packet: Any, args: Any, kwargs: Any, out: Any) -> int | None:
-    """The operations of a kernel on matrix units; None for any other kernel."""
+    """Return the operations of a kernel on matrix units; None for any other kernel."""
     factor = _ATTENTION.get(str(packet))
     formula = flop_registry.get(packet)
     try:
@@ -122,11 +122,17 @@ def _flops(packet: Any, args: Any, kwargs: Any, out: Any) -> int | None:
             query, key = (args[1], args[2]) if factor > 4 else (args[0], args[1])
             return int(factor * query.numel() * key.shape[-2])
         return None if formula is None else int(formula(*args, **kwargs, out_val=out))
-    except (AssertionError, TypeError, ValueError, IndexError, AttributeError):  # a form that the formula does not know
+    except (
+        AssertionError,
+        TypeError,
+        ValueError,
+        IndexError,
+        AttributeError,
+    ):  # arguments that the formula does not support
         return None
 
 
-# Kernels that read as much of their first argument as they return, not all of it.
+# Kernels that read only as much of their first argument as they return.
 _GATHERS = {"aten.embedding", "aten.index_select", "aten.index", "aten.gather", "aten.take"}
 
 # Fused attention on the CPU, for which torch has no formula: two products forward, five backward.

@@ -1,14 +1,14 @@
-"""Gradient flow: which values of a graph receive a gradient in a training step, and from how many readers.
+"""Gradient flow: the values of a graph that receive a gradient in a training step, and from how many readers.
 
-A step runs backward from the loss: the scalars among the outputs, or all differentiable outputs where there is no
-scalar. A node takes part in backward if one of its results lies on a way to them. Where a value has several readers,
-their gradients are summed, and that sum is part of the step:
+Backward starts at the loss: the scalar outputs, or all differentiable outputs where there is no scalar. A node has a
+backward if one of its outputs lies on a path to them. Gradients of a value with several readers are summed, and the sum
+is part of the step:
 
         ┌─► q ─┐
     x ──┼─► k ─┼─► …        backward of x adds up three gradients: two additions of the size of x
         └─► v ─┘
 
-Likewise a parameter that several nodes use: all but the last of them add to a gradient that is there already.
+Likewise for a parameter that several nodes use: all but the last of them add to an existing gradient.
 """
 
 from __future__ import annotations
@@ -20,33 +20,33 @@ import torch
 from gemini.ir.graph import Graph
 from gemini.ir.node import Node
 from gemini.ir.pytree import Ref
-from gemini.profiling.node_tensors import held_tensors, tensor_inputs, tensor_outputs
+from gemini.profiling.node_tensors import model_tensors, tensor_inputs, tensor_outputs
 
 SUMMABLE = ("float", "bfloat", "complex")
 
 
 class GradientFlow:
-    """The gradients of a step: `received[value]` is the number of readers that send one to a value."""
+    """The gradients of a step: `received[value]` is the number of readers that send a gradient to a value."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        self.inputs = {node.id: tensor_inputs(node) for node in graph.nodes}  # what a node reads
+        self.inputs = {node.id: tensor_inputs(node) for node in graph.nodes}  # tensors read by a node
         self.roots = self._roots()
         self.received: Counter[Ref] = Counter(self.roots)
         self.active: set[int] = set()
-        self.later: dict[int, tuple[int, ...]] = {}  # of nodes that write in place: readers of what they wrote
-        self.shared: dict[int, list[torch.Tensor]] = {}  # parameters that a later node has given a gradient already
-        self.held: dict[int, list[torch.Tensor]] = {}  # tensors of the model that a node uses
-        self.ends: dict[int, list[torch.Tensor]] = {}  # those its backward gives gradients, as far as it was run
+        self.inplace_readers: dict[int, tuple[int, ...]] = {}  # per in-place node: gradients of the written values
+        self.shared: dict[int, list[torch.Tensor]] = {}  # parameters that already have a gradient from a later node
+        self.model_tensors: dict[int, list[torch.Tensor]] = {}  # parameters and buffers that a node uses
+        self.trained: dict[int, list[torch.Tensor]] = {}  # those that receive gradients, filled on first run
         self.codes: dict[type, str] = {}  # fingerprints of the code of classes
-        given: set[int] = set()
+        with_gradient: set[int] = set()
         for node in reversed(graph.nodes):
             self._backward(node)
-            self.held[node.id] = [] if node.is_source else held_tensors(graph, graph.bound_model(), node)
+            self.model_tensors[node.id] = [] if node.is_source else model_tensors(graph, graph.bound_model(), node)
             if node.id in self.active:
-                used = [t for t in self.held[node.id] if t.requires_grad]
-                self.shared[node.id] = [tensor for tensor in used if id(tensor) in given]
-                given.update(map(id, used))
+                used = [t for t in self.model_tensors[node.id] if t.requires_grad]
+                self.shared[node.id] = [tensor for tensor in used if id(tensor) in with_gradient]
+                with_gradient.update(map(id, used))
 
     def _roots(self) -> list[Ref]:
         found = [ref for ref in self.graph.outputs() if self._differentiable(ref)]
@@ -63,15 +63,15 @@ class GradientFlow:
         if not any(ref in self.received for ref in (*tensor_outputs(node), *node.mutates)):
             return
         self.active.add(node.id)
-        self.later[node.id] = tuple(self.received[ref] for ref in node.mutates)
+        self.inplace_readers[node.id] = tuple(self.received[ref] for ref in node.mutates)
         for ref in self.inputs[node.id]:
             if not self._differentiable(ref):
                 continue
-            # What is overwritten has one gradient, from here; its later readers read what was written.
+            # An overwritten value has one gradient, from this node; its later readers read the written value.
             self.received[ref] = 1 if ref in node.mutates else self.received[ref] + 1
 
     def readers(self, node: Node) -> tuple[int, ...]:
-        """For every output of a node, and then for every value it writes in place, how many gradients reach it."""
+        """Return the number of gradients for every output of a node, then for every value it writes in place."""
         if node.id not in self.active:
             return ()
-        return (*(self.received[ref] for ref in tensor_outputs(node)), *self.later[node.id])
+        return (*(self.received[ref] for ref in tensor_outputs(node)), *self.inplace_readers[node.id])

@@ -1,14 +1,14 @@
-"""The calling thread: how long it takes for each node of a step, where a device runs behind it.
+"""Host time: the calling thread's time for each node of a step on an asynchronous device, and the step's time shares.
 
-Where the device waits for the thread, the thread's times are the step's. A pass that stops at every node would not do:
-what it does in between makes the thread come back with cold caches, and backward changes hands at every node. So the
-graph runs as it is, forward and backward in one piece, with a look at the clock at the ends of nodes:
+Where steps are host-bound, the calling thread's times are the step's. A pass that stops at every node cannot measure
+them: its own work between nodes leaves cold caches, and backward switches threads at every node. So the graph runs as a
+whole, and the clock is read at the boundaries of nodes:
 
     forward    │ a │ b │ c │           around every call
-    backward   c ◄─ b ◄─ a ◄─          when autograd comes to the first function of a node
+    backward   c ◄─ b ◄─ a ◄─          when autograd reaches the first function of a node
 
-Autograd runs functions in the reverse order of their making, so those of a node run one after the other, and its time
-is that until the next node's first.
+Autograd runs functions in reverse order of creation, so those of a node run consecutively, and its time ends at the
+next node's first function.
 """
 
 from __future__ import annotations
@@ -23,36 +23,36 @@ from gemini.ir.encode import tensors
 from gemini.ir.graph import Graph
 from gemini.ir.node import Node
 from gemini.profiling.class_measurement import Measurement
-from gemini.profiling.measured_device import Times
-from gemini.profiling.whole_step import GraphRun, backward
+from gemini.profiling.measured_device import NodeTimes
+from gemini.profiling.whole_step import DifferentiableWalk, run_backward
 
 _MARK = "gemini node"
 
 
-class ThreadRun(GraphRun):
-    """One step of a graph; `measure` says how long the calling thread took for its nodes."""
+class HostTimeRun(DifferentiableWalk):
+    """One step of a graph; `measure` returns the calling thread's time for each node."""
 
     def __init__(self, graph: Graph, inputs: dict[int, torch.Tensor], device: torch.device) -> None:
         super().__init__(graph, inputs, device)
         self.spent: dict[int, float] = {}  # s, forward
-        self.begins: list[tuple[float, int]] = []  # when backward came to a node
+        self.begins: list[tuple[float, int]] = []  # when backward reached a node
 
-    def measure(self) -> dict[int, Times]:
-        """Run a step. Gradients are left in `.grad`."""
+    def measure(self) -> dict[int, NodeTimes]:
+        """Run a step and return the times of its nodes. Gradients are left in `.grad`."""
         output = self.output()
         self.results.clear()
-        backward(output)
+        run_backward(output)
         del output
         ends = [*(begin for begin, _ in self.begins[1:]), time.perf_counter()]
         back = dict.fromkeys(self.spent, 0.0)
-        for (begin, node), end in zip(self.begins, ends, strict=False):  # without a backward there is no beginning
+        for (begin, node), end in zip(self.begins, ends, strict=False):  # empty without a backward
             back[node] += end - begin
-        return {node: Times(0.0, 0.0, ms * 1e3, back[node] * 1e3) for node, ms in self.spent.items()}
+        return {node: NodeTimes(0.0, 0.0, ms * 1e3, back[node] * 1e3) for node, ms in self.spent.items()}
 
     def _advance(self, node: Node) -> None:
-        with self.place(node):
-            args, kwargs = self.decoded(node, self.read)
-            call = self.call_of(node, args, kwargs)
+        with self.node_context(node):
+            args, kwargs = self.decode_arguments(node, self.read)
+            call = self.make_call(node, args, kwargs)
             begin = time.perf_counter()
             result = call()
             self.spent[node.id] = time.perf_counter() - begin
@@ -64,35 +64,44 @@ class ThreadRun(GraphRun):
                 self._mark(node, tensor.grad_fn)
 
     def _mark(self, node: Node, function: Any) -> None:
-        """Have backward tell when it comes to a function, if this node made it."""
+        """Record when backward reaches a function, if this node created it."""
         if function is not None and _MARK not in function.metadata:
             function.metadata[_MARK] = node.id
-            function.register_prehook(self._teller(node.id))
+            function.register_prehook(self._recorder(node.id))
 
-    def _teller(self, node: int) -> Callable[[Any], None]:
+    def _recorder(self, node: int) -> Callable[[Any], None]:
         begins, clock = self.begins, time.perf_counter
 
-        def tell(_: Any) -> None:
+        def record(_: Any) -> None:
             begins.append((clock(), node))
 
-        return tell
+        return record
 
 
-class Load(NamedTuple):
-    """What one direction of one node asks of both sides."""
+class NodeLaunch(NamedTuple):
+    """The host and device time of one direction of one node."""
 
     host_ms: float
     device_ms: float
     launches: int
 
 
-def shares(loads: Sequence[Load]) -> list[float]:
-    """For loads in the order of a step, what each adds to the time at which all work so far is done (ms)."""
+def step_shares(loads: Sequence[NodeLaunch]) -> list[float]:
+    """Return what each load, in step order, adds to the completion time of the step (ms).
+
+    The calling thread launches the kernels of a node in `host` ms; the device runs them in `device` ms, each after its
+    launch and after the previous kernel:
+
+        host    │ a │ b │ c │ d │
+        device    │ a     │ b │ c │      │ d │      a and b bound by the device, d by the host
+
+    The shares add up to the step; neither the host's times nor the device's would.
+    """
     started = ended = 0.0
     found = []
     for load in loads:
         started += load.host_ms
-        # The last kernel cannot start before the host has come to it.
+        # The last kernel cannot start before the host has launched it.
         last = load.device_ms / max(1, load.launches)
         end = max(ended + load.device_ms, started + last if load.device_ms else 0.0)
         found.append(end - ended)
@@ -103,15 +112,15 @@ def shares(loads: Sequence[Load]) -> list[float]:
 
 
 def step_times(classes: Sequence[str], measured: Sequence[Measurement]) -> list[tuple[float, float]]:
-    """(forward, backward) ms of every node in a step; nodes of one class share their mean.
+    """Return (forward, backward) ms of every node in a step; nodes of one class share their mean.
 
-    Where the device does not run behind, these are the times measured.
+    On a synchronous device these are the measured times.
     """
     if not any(one.host_ms for one in measured):
         return [(one.forward.ms, one.backward.ms) for one in measured]
-    forward = [Load(one.forward_host.ms, one.forward.ms, one.forward_work.count) for one in measured]
-    backward = [Load(one.backward_host.ms, one.backward.ms, one.backward_work.count) for one in measured]
-    found = shares([*forward, *reversed(backward)])
+    forward = [NodeLaunch(one.forward_host.ms, one.forward.ms, one.forward_work.count) for one in measured]
+    run_backward = [NodeLaunch(one.backward_host.ms, one.backward.ms, one.backward_work.count) for one in measured]
+    found = step_shares([*forward, *reversed(run_backward)])
     count = len(measured)
     pooled: dict[str, list[tuple[float, float]]] = {}
     for name, *both in zip(classes, found[:count], reversed(found[count:]), strict=True):

@@ -1,8 +1,7 @@
-"""The link profile: latency and bandwidth between worker processes, measured.
+"""Link profile: measured latency and bandwidth between worker processes.
 
-Two real processes are started, joined by torch.distributed over loopback as workers of one machine are, and play
-ping-pong with tensors of several sizes. Half a round trip against the size is a line: its intercept is the latency,
-its slope the inverse of the bandwidth.
+Two processes, connected by torch.distributed over loopback like the workers of one machine, exchange tensors of several
+sizes. Half a round trip is linear in the size: its intercept is the latency, its slope the inverse bandwidth.
 
     0 ──── size bytes ───►  1
     0 ◄─── size bytes ────  1      repeated; the median counts
@@ -34,7 +33,7 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class LinkProfile:
-    """A link between two workers: `latency_ms`, `bandwidth` in bytes a millisecond, and the readings they come from.
+    """A link between two workers: `latency_ms`, `bandwidth` in bytes per millisecond, and the underlying readings.
 
     Times are in ms and sizes in bytes, the units of profiles and of `gemini.schedule.Links` made from them.
     """
@@ -49,14 +48,14 @@ class LinkProfile:
         for name in ("latency_ms", "bandwidth"):
             value = getattr(self, name)
             if not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
-                raise ProfileError(f"{name} {value!r} of a link\n    → measure the link again")
+                raise ProfileError(f"invalid {name} of a link: {value!r}\n    → measure the link again")
 
     def cost_ms(self, nbytes: float) -> float:
-        """The time of a transfer."""
+        """Return the time of a transfer."""
         return self.latency_ms + (nbytes / self.bandwidth if self.bandwidth else 0.0)
 
     def links(self) -> Links:
-        """The same link between all devices of a schedule."""
+        """Return this link between all devices of a schedule."""
         from gemini.schedule.link_costs import Links
 
         return Links(self.latency_ms, self.bandwidth)
@@ -70,7 +69,7 @@ class LinkProfile:
 
     @staticmethod
     def load(path: str | Path) -> LinkProfile:
-        """Read one that `save` wrote."""
+        """Read a file written by `save`."""
         try:
             data = json.loads(Path(path).read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
@@ -83,10 +82,10 @@ class LinkProfile:
             raise ProfileError(f"{path} is not a link profile: {error!r}\n    → measure the link again") from error
 
 
-def fit(sizes: tuple[int, ...], times_ms: tuple[float, ...], backend: str = "given") -> LinkProfile:
-    """The line through readings: latency from the smallest message, bandwidth from what each further byte adds."""
+def fit_link(sizes: tuple[int, ...], times_ms: tuple[float, ...], backend: str = "given") -> LinkProfile:
+    """Fit a link to readings: latency from the smallest message, bandwidth from the time per further byte."""
     if len(sizes) != len(times_ms) or not sizes:
-        raise ProfileError(f"{len(sizes)} sizes and {len(times_ms)} times\n    → give one time a size")
+        raise ProfileError(f"{len(sizes)} sizes and {len(times_ms)} times\n    → pass one time per size")
     latency = times_ms[0]
     added = sum(time_ms - latency for time_ms in times_ms)
     nbytes = sum(size - sizes[0] for size in sizes)
@@ -101,21 +100,21 @@ def profile_link(backend: str = "gloo", sizes: tuple[int, ...] = SIZES) -> LinkP
         result = str(Path(folder) / "times.json")
         arguments = (str(Path(folder) / "store"), result, backend, sizes)
         try:
-            processes.start_processes(_play, args=arguments, nprocs=2, join=True, start_method=_start_method())
+            processes.start_processes(_run_ping_pong, args=arguments, nprocs=2, join=True, start_method=_start_method())
             times = tuple(json.loads(Path(result).read_text(encoding="utf-8")))
         except Exception as error:
             raise ProfileError(
                 f"the link between two processes ({backend}) cannot be measured: {error}\n"
                 "    → check that torch.distributed can start processes on this machine"
             ) from error
-    return fit(tuple(sizes), times, backend)
+    return fit_link(tuple(sizes), times, backend)
 
 
 def _start_method() -> str:
     return "spawn" if sys.platform == "darwin" else "forkserver"
 
 
-def _play(rank: int, store: str, result: str, backend: str, sizes: tuple[int, ...]) -> None:
+def _run_ping_pong(rank: int, store: str, result: str, backend: str, sizes: tuple[int, ...]) -> None:
     import torch
     import torch.distributed as dist
 
@@ -131,7 +130,7 @@ def _play(rank: int, store: str, result: str, backend: str, sizes: tuple[int, ..
 
 
 def _ping_pong(dist: Any, message: Any, rank: int) -> float:
-    """Half a round trip (ms)."""
+    """Return the median of half a round trip (ms)."""
     found = []
     for _ in range(_TRIES + 1):
         begin = time.perf_counter()

@@ -1,7 +1,7 @@
-"""The device interface: all that profiling asks of a device, and how one is found by name.
+"""Device interface of profiling, and lookup of devices by name.
 
-A device lends a stopwatch, watches the memory that calls take, and can say who it is. A new kind of accelerator is
-one class here and one row in `kinds`.
+A device provides a stopwatch, a memory watch and a description. A new kind of accelerator is one subclass and one entry
+in `kinds`.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ MB = 1 << 20
 Result = TypeVar("Result")
 
 
-class Span(NamedTuple):
-    """The time of one call (ms): on the device, and of the calling thread where that is another matter, else zero."""
+class CallTime(NamedTuple):
+    """The time of one call (ms): on the device, and of the calling thread on an asynchronous device, else zero."""
 
     ms: float
     host_ms: float = 0.0
 
 
 @dataclass(frozen=True)
-class Times:
-    """One forward and backward (ms): on the device, and of the calling thread where that is another matter."""
+class NodeTimes:
+    """One forward and backward (ms): on the device, and of the calling thread on an asynchronous device."""
 
     forward: float
     backward: float
@@ -39,46 +39,46 @@ class Times:
 
 
 class Stopwatch(ABC):
-    """Times calls, one after the other, with as little as possible between them."""
+    """Times consecutive calls with little overhead between them."""
 
     @abstractmethod
     def time(self, key: Hashable, call: Callable[[], Result], launches: int = 1) -> Result:
-        """Run a call and time it; on a device with a queue it makes about so many `launches`."""
+        """Run a call and time it; `launches` is its approximate number of kernels on a device with a queue."""
 
     @abstractmethod
-    def read(self) -> dict[Hashable, Span]:
-        """The times of all calls that returned."""
+    def read(self) -> dict[Hashable, CallTime]:
+        """Return the times of all calls that returned."""
 
 
 class MemoryWatch(Protocol):
-    """Memory taken since the watch began."""
+    """Memory allocated since the watch began."""
 
     def peak_mb(self) -> float:
-        """The most that was in use at once since the start or the last `restart`."""
+        """Return the peak since the start or the last `restart`."""
 
     def restart(self) -> None:
-        """Look for the peak anew, from what is in use now."""
+        """Reset the peak to the current use."""
 
 
 class Device(ABC):
-    """A device that nodes are measured on."""
+    """A device on which nodes are measured."""
 
     kind: str
     torch_device: torch.device
-    runs_behind = False  # whether calls return before their work is done
+    is_asynchronous = False  # whether calls return before their work is done
 
     @abstractmethod
     def describe(self) -> str:
-        """Model and settings that times depend on: part of the cache's key."""
+        """Return the model and the settings that times depend on; part of the cache key."""
 
     @abstractmethod
     def stopwatch(self, earlier: Stopwatch | None = None) -> Stopwatch:
-        """A new stopwatch. A device that runs behind needs an `earlier` one, of the same calls, to know how long the
-        calling thread takes; without it only times of the calling thread are right."""
+        """Return a new stopwatch. An asynchronous device needs an `earlier` one of the same calls for their host times;
+        without it only host times are accurate."""
 
     @abstractmethod
     def watch(self) -> AbstractContextManager[MemoryWatch]:
-        """Watch the memory of what runs inside."""
+        """Watch the memory of calls inside the context."""
 
     def time_step(self, step: Callable[[], Any]) -> float:
         """Time a whole step (ms), from an idle device to an idle device."""
@@ -87,15 +87,15 @@ class Device(ABC):
         return self.now_ms() - begin
 
     def now_ms(self) -> float:
-        """A clock of the kind that steps are timed with."""
+        """Return milliseconds of the clock that times steps."""
         return time.perf_counter() * 1e3
 
-    def release(self) -> None:  # noqa: B027 (most devices hold nothing back)
-        """Give cached memory back after a node did not fit."""
+    def release(self) -> None:  # noqa: B027 (optional)
+        """Free cached memory after a node did not fit."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory ran out."""
+    """Return whether an error reports that memory is exhausted."""
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
         return True
     text = str(error).lower()
@@ -104,14 +104,14 @@ def is_out_of_memory(error: BaseException) -> bool:
     )
 
 
-def is_elsewhere(tensor: torch.Tensor, device: torch.device) -> bool:
-    """Whether a tensor is on another device."""
+def is_on_other_device(tensor: torch.Tensor, device: torch.device) -> bool:
+    """Return whether a tensor is on another device."""
     at = tensor.device
     return at.type != device.type or (at.index is not None and device.index is not None and at.index != device.index)
 
 
 def find_device(name: str | torch.device | Device) -> Device:
-    """The device of a name such as `cpu`, `cuda` or `cuda:1`; one that is not there lists those that are."""
+    """Return the device of a name such as `cpu`, `cuda` or `cuda:1`; raises ProfileError listing those present."""
     if isinstance(name, Device):
         return name
     from gemini.profiling.cpu_device import CpuDevice
@@ -130,7 +130,7 @@ def find_device(name: str | torch.device | Device) -> Device:
 
 
 def present_devices() -> list[str]:
-    """The names of the devices that can be measured here."""
+    """Return the names of the devices present."""
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     return ["cpu", *(f"cuda:{index}" for index in range(count))]
 

@@ -1,4 +1,4 @@
-"""Node costs: what one node of a graph costs, in the units every later step uses (ms and MB)."""
+"""Node costs: time and memory of one graph node, in ms and MB."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from dataclasses import dataclass, replace
 class NodeCost:
     """The cost of a node.
 
-    Peaks count beyond the node's parameters, buffers and inputs. `saved_mb` is the memory kept from forward to
-    backward, parameters excluded; `saved_values` names the part of it that is a value of the graph, by its place in
-    `Profile.values_mb`, since nodes that keep the same value share it; `input_values` and `output_values` likewise for
-    its inputs and outputs, where a view has the value that it looks at.
+    Peaks count beyond the node's parameters, buffers and inputs. `saved_mb` is the memory saved from forward
+    to backward, parameters excluded; `saved_values` lists the graph values among it, as indices of `Profile.values_mb`,
+    since nodes that save the same value share it; `input_values` and `output_values` likewise, where a view has the
+    index of its base.
     """
 
     id: int
     name: str
     kind: str
-    node_class: str  # equal nodes share it
-    pooled: int  # how many nodes do
+    node_class: str  # shared by nodes of equal cost
+    pooled: int  # number of nodes in the class
     forward_ms: float
     backward_ms: float
     noise: float  # relative standard deviation of the two times together
@@ -35,9 +35,9 @@ class NodeCost:
     saved_own_mb: float
     flops: int  # forward and backward
     moved_mb: float  # bytes read and written by all kernels
-    forward_flops: int = 0  # the part of forward in both
+    forward_flops: int = 0  # the forward part of both
     forward_moved_mb: float = 0.0
-    host_ms: float = 0.0  # the calling thread's part, where the device runs behind it; forward and backward
+    host_ms: float = 0.0  # calling thread's part on an asynchronous device, forward and backward
     device_ms: float = 0.0  # the device's part
     source: str = "measured"
     reason: str = ""  # why it is not measured
@@ -46,7 +46,7 @@ class NodeCost:
     saved_values: tuple[int, ...] = ()
     input_values: tuple[int, ...] = ()
     output_values: tuple[int, ...] = ()
-    weight_share: float | None = None  # of backward, what computes gradients of parameters; None: not measured
+    weight_share: float | None = None  # share of backward that computes parameter gradients; None: not measured
 
     @property
     def ms(self) -> float:
@@ -54,7 +54,7 @@ class NodeCost:
         return self.forward_ms + self.backward_ms
 
     def with_recomputation(self) -> NodeCost:
-        """The cost if the node keeps only its inputs and runs forward again before backward."""
+        """Return the cost if the node saves only its inputs and is recomputed in backward."""
         if self.recomputed or not self.backward_ms:
             return self
         return replace(

@@ -1,8 +1,8 @@
-"""Saved tensors: what autograd keeps between forward and backward, counted by memory.
+"""Node memory: tensors that autograd saves between forward and backward, and live storages.
 
-Several saved tensors may share one storage (views), and a saved tensor may be an input, an output or a parameter of
-the node. Parameters live anyway and do not count; inputs and outputs are named by position, because the memory of a
-value belongs to all nodes that keep it once, not once to each.
+Several saved tensors may share one storage (views), and a saved tensor may be an input, an output or a parameter of the
+node. Parameters are always alive and do not count; inputs and outputs are identified by position, since a value saved
+by several nodes takes its memory once.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from gemini.profiling.measured_device import MB
 class NodeMemory:
     """The memory of a node (MB), beyond its parameters, buffers and inputs.
 
-    `saved_own` is kept for backward and belongs to no input or output; `saved_inputs` and `saved_outputs` are the
-    positions of those kept. `aliases` has, for every output, the position of the input whose memory it shares or -1.
+    `saved_own` is saved for backward and belongs to no input or output; `saved_inputs` and `saved_outputs` are the
+    positions of saved inputs and outputs. `aliases` has, for every output, the position of the input whose memory it
+    shares or -1.
     """
 
     forward_peak: float = 0.0
@@ -42,7 +43,7 @@ class SavedTensors:
         self.sizes: dict[int, int] = {}
 
     def recording(self) -> AbstractContextManager[Any]:
-        """Collect what is saved inside."""
+        """Return a context that collects saved tensors."""
         hooks: AbstractContextManager[Any] = torch.autograd.graph.saved_tensors_hooks(self._pack, lambda saved: saved)
         return hooks
 
@@ -50,10 +51,10 @@ class SavedTensors:
         key = storage_key(tensor)
         if key:
             self.sizes[key] = int(tensor.untyped_storage().nbytes())
-        return tensor.detach()  # the tensor itself would form a cycle with its own history
+        return tensor.detach()  # the tensor itself would form a reference cycle with its autograd history
 
     def summarize(self, inputs: list[Any], outputs: list[Any], held: list[torch.Tensor]) -> NodeMemory:
-        """Own memory and positions; peaks are left at zero."""
+        """Return own memory and positions, without peaks."""
         input_keys = [storage_key(tensor) for tensor in inputs]
         output_keys = [storage_key(tensor) for tensor in outputs]
         known = {*input_keys, *output_keys, *(storage_key(tensor) for tensor in held)}
@@ -68,11 +69,15 @@ class SavedTensors:
 
 
 class LiveMemory(TorchDispatchMode):  # type: ignore[misc]
-    """Counts the bytes of storages made inside it; a `MemoryWatch`."""
+    """Counts live storages where the allocator has no statistics; a `MemoryWatch`.
+
+    A dispatch mode sees the results of every kernel, in backward too. A storage counts from the kernel that returns it
+    until its last reference is gone. Temporary memory inside a kernel is not seen.
+    """
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # nothing is compiled here, and to say so would load the compiler
+        return False  # the default implementation would import the compiler
 
     def __init__(self) -> None:
         super().__init__()
@@ -80,7 +85,7 @@ class LiveMemory(TorchDispatchMode):  # type: ignore[misc]
         self.known: dict[int, weakref.ref[Any]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run a kernel and count what it returns."""
+        """Run a kernel and count the storages that it returns."""
         kwargs = kwargs or {}
         given = {key for leaf in tensors_of((*args, *kwargs.values())) if (key := storage_key(leaf))}
         out = func(*args, **kwargs)
@@ -95,25 +100,25 @@ class LiveMemory(TorchDispatchMode):  # type: ignore[misc]
             return
         size = int(storage.nbytes())
 
-        def gone(_: Any) -> None:
+        def on_free(_: Any) -> None:
             self.known.pop(key, None)
             self.live -= size
 
-        self.known[key] = weakref.ref(storage, gone)
+        self.known[key] = weakref.ref(storage, on_free)
         self.live += size
         self.most = max(self.most, self.live)
 
     def peak_mb(self) -> float:
-        """The most that was in use at once since the start or the last `restart`."""
+        """Return the peak since the start or the last `restart`."""
         return self.most / MB
 
     def restart(self) -> None:
-        """Look for the peak anew."""
+        """Reset the peak to the current use."""
         self.most = self.live
 
 
 def storage_key(value: Any) -> int:
-    """The identity of a tensor's memory while it lives; 0 for what has none."""
+    """Return the identity of a tensor's storage while it lives; 0 without a storage."""
     if not isinstance(value, torch.Tensor):
         return 0
     try:

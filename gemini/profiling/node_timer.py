@@ -1,17 +1,17 @@
-"""Passes: a training step run a node at a time, each node timed alone.
+"""Node timer: passes that run a training step node by node and time each node.
 
-All nodes run forward in order, each cut off from the one before; then all run backward in reverse order, on the
+All nodes run forward in order, each detached from the previous one; then all run backward in reverse order, on the
 gradients that their readers returned:
 
-    forward    a ─┤cut├─ b ─┤cut├─ c ─┐         every ─ is one timed call
-    backward   a ◄──────  b ◄──────  c ◄┘
+    forward    a ─┤detach├─ b ─┤detach├─ c ─┐         every ─ is one timed call
+    backward   a ◄────────── b ◄────────── c ◄┘
 
-So a node finds the machine as it does in a step: caches hold what the node before left, memory is taken and given
-back in the same order, and the gradients of parameters stay until the end. That is why the times add up to a step's.
-One pass costs about one step and reads every node once.
+So a node sees the machine state of a step: caches hold the results of the previous node, memory is allocated and freed
+in the same order, and parameter gradients stay until the end. That is why node times add up to the step time. One pass
+costs about one step and reads every node once.
 
-Where the model is on another device, or a step does not fit on it, nodes run one at a time instead: forward, then at
-once backward on gradients made up, and nothing is kept but the values that later nodes read.
+Where the model is on another device, or a step does not fit, nodes run one at a time instead: forward, then backward on
+gradients of ones, keeping only the values that later nodes read.
 """
 
 from __future__ import annotations
@@ -27,30 +27,30 @@ import torch
 from gemini.ir.autograd_modes import RegionSwitch
 from gemini.ir.node import Node
 from gemini.ir.pytree import Ref
-from gemini.profiling.detach import TURN
+from gemini.profiling.detach import BACKWARD_TIMER
 from gemini.profiling.gradient_flow import GradientFlow
-from gemini.profiling.graph_walk import Walk
-from gemini.profiling.measured_device import Device, Span, Stopwatch, Times, is_out_of_memory
-from gemini.profiling.node_classes import NodeClass, failure_of
-from gemini.profiling.node_runner import Backward, Gradients, Isolation, given_already
-from gemini.profiling.timer_overhead import EVERY, Overhead
+from gemini.profiling.graph_walk import GraphWalk
+from gemini.profiling.measured_device import CallTime, Device, NodeTimes, Stopwatch, is_out_of_memory
+from gemini.profiling.node_classes import NodeClass, failure_text
+from gemini.profiling.node_runner import Gradients, IsolatedNode, NodeBackward, zero_shared_gradients
+from gemini.profiling.timer_overhead import EVERY, TimerOverhead
 
 FORWARD, BACKWARD = "forward", "backward"
 Classes = dict[int, NodeClass]
 
 
 @dataclass
-class PassReading:
-    """What one pass read: the times of nodes, and what every reading has too much."""
+class PassTimes:
+    """The readings of one pass: node times, and the timer overhead in each of them."""
 
-    times: dict[int, Times]
-    overhead: Times
+    times: dict[int, NodeTimes]
+    overhead: NodeTimes
     stopwatch: Stopwatch
-    gradients: dict[int, torch.Tensor]  # of parameters; whoever takes the reading drops them
+    gradients: dict[int, torch.Tensor]  # of parameters; dropped by the consumer
 
 
-class Pass(Walk):
-    """One pass over a graph; `measure` returns what it read."""
+class TimingPass(GraphWalk):
+    """One pass over a graph; `measure` returns its readings."""
 
     def __init__(
         self,
@@ -63,24 +63,24 @@ class Pass(Walk):
         super().__init__(flow.graph, inputs, device.torch_device)
         self.flow, self.classes, self.on = flow, classes, device
         self.watch = device.stopwatch(earlier)
-        self.overhead = Overhead(device, self.watch, self._time_backward)
+        self.overhead = TimerOverhead(device, self.watch, self._time_backward)
         self.timed: list[int] = []  # nodes whose times count
         self.sums: dict[int, torch.Tensor] = {}  # gradients of parameters
-        self.turns: dict[Hashable, float] = {}  # ms of backward in the thread that runs it
+        self.thread_ms: dict[Hashable, float] = {}  # ms of backward in the autograd thread
 
-    def measure(self) -> PassReading:
+    def measure(self) -> PassTimes:
         """Time the nodes of the graph."""
         with no_garbage_collection():
             self._run()
         spans = self.watch.read()
-        spans.update({key: spans[key]._replace(host_ms=ms) for key, ms in self.turns.items() if key in spans})
-        none = Span(0.0)
+        spans.update({key: spans[key]._replace(host_ms=ms) for key, ms in self.thread_ms.items() if key in spans})
+        none = CallTime(0.0)
         times = {}
         for id_ in self.timed:
             if not self.classes[id_].failure:
                 forward, backward = spans[FORWARD, id_], spans.get((BACKWARD, id_), none)
-                times[id_] = Times(forward.ms, backward.ms, forward.host_ms, backward.host_ms)
-        return PassReading(times, self.overhead.read(spans), self.watch, self.sums)
+                times[id_] = NodeTimes(forward.ms, backward.ms, forward.host_ms, backward.host_ms)
+        return PassTimes(times, self.overhead.read(spans), self.watch, self.sums)
 
     def _run(self) -> None:
         raise NotImplementedError
@@ -97,21 +97,21 @@ class Pass(Walk):
 
     def _time_backward(self, key: Hashable, call: Callable[[], Any], launches: int) -> Any:
         found = self.watch.time(key, call, launches)
-        if self.on.runs_behind and (ms := TURN.take_ms()) is not None:
-            self.turns[key] = ms
+        if self.on.is_asynchronous and (ms := BACKWARD_TIMER.take_ms()) is not None:
+            self.thread_ms[key] = ms
         return found
 
-    def _failed(self, node: Node, error: Exception) -> None:
+    def _record_failure(self, node: Node, error: Exception) -> None:
         found = self.classes.get(node.id)
         if found is not None:
-            found.failure = failure_of(error)
+            found.failure = failure_text(error)
 
 
-class StepPass(Pass):
-    """A pass as a step: all nodes forward, then all backward. Raises where memory runs out."""
+class StepPass(TimingPass):
+    """A pass in step order: all nodes forward, then all backward. Raises on out of memory."""
 
     def _run(self) -> None:
-        waiting: list[tuple[Node, Backward]] = []
+        waiting: list[tuple[Node, NodeBackward]] = []
         with RegionSwitch() as regions:
             for index, node in enumerate(self.graph.nodes):
                 if node.is_source:
@@ -126,44 +126,46 @@ class StepPass(Pass):
                     self.overhead.forward()
                 self._drop(node)
         self.results.clear()
-        self._all_backward(waiting)
+        self._run_backwards(waiting)
 
-    def _forward(self, node: Node) -> Backward | None:
-        """Run a node; its backward, if it takes part in it."""
+    def _forward(self, node: Node) -> NodeBackward | None:
+        """Run a node; return its backward, if it has one."""
         found = self.classes.get(node.id)
-        if found is not None and found.failure:  # it was found that it cannot run alone
+        if found is not None and found.failure:  # it cannot run in isolation
             self._advance(node)
             return None
         try:
-            isolation = Isolation(self, node, self.flow, copies=False)
-            result = self._time(node, FORWARD, isolation.forward)
-            backward = isolation.backward(result)
+            isolated = IsolatedNode(self, node, self.flow, copies=False)
+            result = self._time(node, FORWARD, isolated.forward)
+            backward = isolated.backward(result)
         except Exception as error:
             if is_out_of_memory(error):
                 raise
-            self._failed(node, error)
+            self._record_failure(node, error)
             self._advance(node)
             return None
         if found is not None:
             self.timed.append(node.id)
         self.results[node.id] = result
         if any(source == "arg" for source, _ in node.outputs):
-            self.arguments[node.id] = (isolation.args, isolation.kwargs)
+            self.arguments[node.id] = (isolated.args, isolated.kwargs)
         return backward
 
-    def _all_backward(self, waiting: list[tuple[Node, Backward]]) -> None:
+    def _run_backwards(self, waiting: list[tuple[Node, NodeBackward]]) -> None:
         received: dict[Ref, Gradients] = {}
         count = 0
         while waiting:
             node, backward = waiting.pop()
-            given = [received.pop(outlet.ref, []) or [outlet.ones()] for outlet in backward.outlets]
+            gradients = [
+                received.pop(grad_output.ref, []) or [grad_output.ones()] for grad_output in backward.grad_outputs
+            ]
             try:
-                call = backward.call(given, self.sums, stamped=self.on.runs_behind)
+                call = backward.call(gradients, self.sums, timed_in_thread=self.on.is_asynchronous)
                 found = self._time_backward((BACKWARD, node.id), call, self._launches(node, BACKWARD))
             except Exception as error:
                 if is_out_of_memory(error):
                     raise
-                self._failed(node, error)
+                self._record_failure(node, error)
                 continue
             for ref, gradient in zip(backward.starts, found, strict=True):
                 if gradient is not None and not self.graph.nodes[ref.node].is_source:
@@ -173,8 +175,8 @@ class StepPass(Pass):
             count += 1
 
 
-class NodePass(Pass):
-    """A pass that keeps nothing: a node is timed forward and backward where it stands, some nodes of every class."""
+class NodePass(TimingPass):
+    """A pass that keeps no history: some nodes of every class, each timed forward and backward in place."""
 
     def __init__(self, *args: Any, turn: int) -> None:
         super().__init__(*args)
@@ -183,18 +185,18 @@ class NodePass(Pass):
     def _run(self) -> None:
         self.visit(self._visit)
 
-    def _visit(self, _: Walk, node: Node) -> None:
+    def _visit(self, _: GraphWalk, node: Node) -> None:
         found = self.classes.get(node.id)
         if found is None or found.failure or node.id not in self.due:
             return
         if self.lacks_input(node):
-            found.failure = "an input of it did not fit in memory"
+            found.failure = "an input did not fit in memory"
             return
         try:
-            with self.place(node):
+            with self.node_context(node):
                 self._node(node)
         except Exception as error:
-            self._failed(node, error)
+            self._record_failure(node, error)
             if is_out_of_memory(error):
                 self.on.release()
             return
@@ -202,20 +204,20 @@ class NodePass(Pass):
 
     def _node(self, node: Node) -> None:
         self.overhead.forward()
-        isolation = Isolation(self, node, self.flow)
-        result = self._time(node, FORWARD, isolation.forward)
-        backward = isolation.backward(result)
+        isolated = IsolatedNode(self, node, self.flow)
+        result = self._time(node, FORWARD, isolated.forward)
+        backward = isolated.backward(result)
         del result
         if backward is not None:
-            gradients, sums = backward.ones(), given_already(isolation)
-            call = backward.call(gradients, sums, stamped=self.on.runs_behind)
+            gradients, sums = backward.ones(), zero_shared_gradients(isolated)
+            call = backward.call(gradients, sums, timed_in_thread=self.on.is_asynchronous)
             self._time_backward((BACKWARD, node.id), call, self._launches(node, BACKWARD))
             self.overhead.backward()
 
 
 @contextmanager
 def no_garbage_collection() -> Iterator[None]:
-    """Python's collector strikes one node in thousands, and that one hard."""
+    """Disable garbage collection, which would distort the time of a single node."""
     before = gc.isenabled()
     gc.disable()
     try:

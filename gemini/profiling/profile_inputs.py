@@ -1,8 +1,7 @@
-"""Inputs: the batch that a graph is profiled on.
+"""Profile inputs: the batch on which a graph is profiled.
 
-Best is a real batch, given as for the model. Without one, tensors are made from what the graph knows about its
-inputs: normal numbers for floating point, ones for integers and masks, which are valid indices, labels and masks of
-nearly every model.
+A real batch is best. Without one, tensors are generated from the captured sizes: normal random numbers for floating
+point, ones for integers and masks, which are valid indices, labels and masks of nearly every model.
 """
 
 from __future__ import annotations
@@ -19,9 +18,11 @@ from gemini.ir.node import TensorMeta
 
 
 def input_tensors(graph: Graph, args: tuple[Any, ...] | None, kwargs: dict[str, Any] | None) -> dict[int, torch.Tensor]:
-    """The tensor of every input node."""
+    """Return the tensor of every input node."""
     if args is None and kwargs is None:
-        return {node.id: _made(next(iter(node.outputs.values()))) for node in graph.nodes if node.kind == "input"}
+        return {
+            node.id: _make_tensor(next(iter(node.outputs.values()))) for node in graph.nodes if node.kind == "input"
+        }
     model = graph.bound_model()
     bound = bind(model, args or (), kwargs or {})
     found: dict[int, torch.Tensor] = {}
@@ -34,8 +35,8 @@ def input_tensors(graph: Graph, args: tuple[Any, ...] | None, kwargs: dict[str, 
             wrong.append(f"  - {name} is missing")
             continue
         if not isinstance(value, torch.Tensor) or tuple(value.shape) != meta.shape or _dtype(value) != meta.dtype:
-            given = f"{_dtype(value)}{list(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
-            wrong.append(f"  - {name} is {given}, the graph was captured with {meta.dtype}{list(meta.shape)}")
+            actual = f"{_dtype(value)}{list(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
+            wrong.append(f"  - {name} is {actual}, the graph was captured with {meta.dtype}{list(meta.shape)}")
         else:
             found[id_] = value
     if wrong:
@@ -49,7 +50,7 @@ def _dtype(tensor: torch.Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
 
-def _made(meta: TensorMeta) -> torch.Tensor:
+def _make_tensor(meta: TensorMeta) -> torch.Tensor:
     dtype = getattr(torch, meta.dtype)
     generator = torch.Generator().manual_seed(0)
     if meta.device == "meta":

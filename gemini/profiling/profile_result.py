@@ -1,4 +1,4 @@
-"""The profile: a graph's costs as one value that can be saved, loaded, checked and asked."""
+"""Profile: the costs of all nodes of a graph, as plain data with a JSON form."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LISTS = ("parameters", "saved_values", "input_values", "output_values")
 
 @dataclass(frozen=True)
 class Check:
-    """The sum of node times against the whole step, measured in turn with them (ms)."""
+    """The sum of node times compared with the whole step, measured alternately (ms)."""
 
     step_ms: float
     sum_ms: float
@@ -28,7 +28,7 @@ class Check:
 
     @property
     def error(self) -> float:
-        """How far the sum is off, relative to the step."""
+        """Relative difference of the sum from the step."""
         return (self.sum_ms - self.step_ms) / self.step_ms if self.step_ms else 0.0
 
     def __str__(self) -> str:
@@ -39,10 +39,10 @@ class Check:
 
 @dataclass(frozen=True)
 class Profile:
-    """The costs of all nodes of a graph that compute, in execution order.
+    """The costs of all compute nodes of a graph, in execution order.
 
-    `limit` is what bounds a step: `device`, or `host` where a GPU waits for the calling thread; node times are of
-    that kind. `check` is None where no whole step could be run, with the reason in `unchecked`.
+    `limit` is what bounds a step: `device`, or `host` where a GPU waits for the calling thread; node times are of that
+    kind. `check` is None where no whole step was run, with the reason in `unchecked`.
     """
 
     model: str
@@ -61,7 +61,7 @@ class Profile:
         if faults:
             raise ProfileError("not a valid profile:\n" + "\n".join(f"  - {fault}" for fault in faults))
 
-    # ── asking ─────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── totals ───────────────────────────────────────────────────────────────────────────────────────────────────────
     def __len__(self) -> int:
         return len(self.nodes)
 
@@ -69,7 +69,7 @@ class Profile:
         return iter(self.nodes)
 
     def __getitem__(self, key: int | str) -> NodeCost:
-        """The cost of a node, by its id or name in the graph."""
+        """Return the cost of a node, by its id or name in the graph."""
         found = [node for node in self.nodes if key in (node.id, node.name)]
         if not found:
             raise ProfileError(f"the profile of {self.model} has no node {key!r}")
@@ -92,29 +92,29 @@ class Profile:
         return sum(node.ms * node.noise for node in self.nodes) / total if total else 0.0
 
     def parameter_mb(self, nodes: Iterable[NodeCost] | None = None) -> float:
-        """The parameters and buffers that some nodes (default all) need, shared ones once."""
+        """Return the MB of parameters and buffers of some nodes (default all), shared ones once."""
         names = {name for node in (self.nodes if nodes is None else nodes) for name in node.parameters}
         return sum(self.parameters_mb[name] for name in names)
 
     def saved_mb(self, nodes: Iterable[NodeCost] | None = None) -> float:
-        """The memory that some nodes (default all) together keep for backward, shared values once."""
+        """Return the MB that some nodes (default all) save for backward, shared values once."""
         chosen = list(self.nodes if nodes is None else nodes)
         shared = {value for node in chosen for value in node.saved_values}
         return sum(node.saved_own_mb for node in chosen) + sum(self.values_mb[value] for value in shared)
 
     def with_recomputation(self) -> Profile:
-        """The same with every node recomputed in backward."""
+        """Return the profile with every node recomputed in backward."""
         return replace(self, nodes=tuple(node.with_recomputation() for node in self.nodes), check=None,
                        unchecked="derived for recomputation")  # fmt: skip
 
-    # ── files ──────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── files ────────────────────────────────────────────────────────────────────────────────────────────────────────
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return plain data."""
         return {"format": FORMAT, **asdict(self)}
 
     @staticmethod
     def from_json(data: Any) -> Profile:
-        """The profile of plain data; all faults at once."""
+        """Build a profile from plain data; all faults are reported at once."""
         if not isinstance(data, dict) or data.get("format") != FORMAT:
             found = data.get("format") if isinstance(data, dict) else type(data).__name__
             raise ProfileError(f"not a profile of format {FORMAT}: {found}\n    → profile the model again")
@@ -133,7 +133,7 @@ class Profile:
 
     @staticmethod
     def load(path: str | Path) -> Profile:
-        """Read one that `save` wrote."""
+        """Read a file written by `save`."""
         return Profile.from_json(read_json(path))
 
 
@@ -143,9 +143,9 @@ def _tuples(node: dict[str, Any]) -> dict[str, Any]:
 
 def _faults(profile: Profile) -> Iterator[str]:
     if profile.mode not in (MEASURED, ANALYTIC):
-        yield f"mode {profile.mode!r}; it is {MEASURED} or {ANALYTIC}"
+        yield f"mode {profile.mode!r}; expected {MEASURED} or {ANALYTIC}"
     if profile.limit not in ("device", "host"):
-        yield f"limit {profile.limit!r}; it is device or host"
+        yield f"limit {profile.limit!r}; expected device or host"
     for name, size in (*profile.parameters_mb.items(), *enumerate(profile.values_mb)):
         if not _is_amount(size):
             yield f"{name} has size {size!r}"

@@ -1,4 +1,4 @@
-"""The profile as a table: costs of nodes or of groups of equal nodes, dearest first, with the check below."""
+"""Table of a profile: costs per node class, most expensive first, with totals and the check against a whole step."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HEADINGS = (
 
 
 def profile_text(profile: Profile, most: int = 40) -> str:
-    """The table and the lines below it; equal nodes are one row."""
+    """Return the table, one row per node class, and the totals below it."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -38,7 +38,7 @@ def profile_text(profile: Profile, most: int = 40) -> str:
     console = Console(file=text, width=None if colour else PLAIN_WIDTH, force_terminal=colour, highlight=False)
     console.print(table)
     shown = "\n".join(line.rstrip() for line in text.getvalue().splitlines() if line.strip())
-    return "\n".join([shown, *_lines(profile, len(groups) - most)])
+    return "\n".join([shown, *_summary_lines(profile, len(groups) - most)])
 
 
 def _groups(profile: Profile) -> list[list[NodeCost]]:
@@ -63,19 +63,19 @@ def _row(group: list[NodeCost], total: float) -> list[str]:
     ]  # fmt: skip
 
 
-def _lines(profile: Profile, hidden: int) -> list[str]:
-    lines = [f"… and {hidden} more classes of nodes"] if hidden > 0 else []
+def _summary_lines(profile: Profile, hidden: int) -> list[str]:
+    lines = [f"… and {hidden} more node classes"] if hidden > 0 else []
     classes = len({node.node_class for node in profile})
     lines.append(
         f"{profile.model} on {profile.device} ({profile.mode}): {len(profile)} nodes in {classes} classes, "
         f"forward {profile.forward_ms:.2f} ms, backward {profile.backward_ms:.2f} ms, noise ±{profile.noise:.1%}"
     )
     lines.append(
-        f"parameters and buffers {profile.parameter_mb():.1f} MB, kept for backward {profile.saved_mb():.1f} MB, "
+        f"parameters and buffers {profile.parameter_mb():.1f} MB, saved for backward {profile.saved_mb():.1f} MB, "
         f"with recomputation {profile.with_recomputation().saved_mb():.1f} MB"
     )
     if profile.limit == "host":
-        lines.append("the device waits for the calling thread: times are those of starting the work")
+        lines.append("host-bound: the device waits for the calling thread, so times include kernel launches")
     lines.append(str(profile.check) if profile.check else f"not compared with a whole step: {profile.unchecked}")
     estimated = {node.reason for node in profile if node.source != "measured"} if profile.mode == "measured" else set()
     lines += [f"* estimated: {reason}" for reason in sorted(estimated)]

@@ -1,19 +1,20 @@
-"""Readings: from the times that several passes read to one time a class of nodes.
+"""Reading statistics: from the readings of several passes to one robust time per node class.
 
-A machine that is busy, hot or throttled for a while slows a whole pass. So a reading is taken as the product of the
-node's own time and a factor of its pass:
+Disturbances (another process, page faults, a changing clock rate) only add time and come in bursts. So readings far
+above the median are rejected, the rest is summarized by its median, and the spread is the median absolute deviation:
+outliers move none of these.
+
+A machine that is busy or throttled for a while slows a whole pass. So a reading is modelled as
 
     reading = time of the node × slowness of the pass × noise
 
-The slowness of a pass is the median, over the nodes and weighted by their time, of how their readings compare with
-the same nodes' in other passes. Every reading is divided by it, then multiplied by the least of them: disturbances
-only ever add time, so the quickest pass is the least disturbed. Of what is left, all readings of all nodes of a class
-are summed up by their median.
+The slowness of a pass is the time-weighted median, over nodes, of its readings relative to the same nodes' readings in
+other passes. Readings are divided by it and multiplied by the least slowness, since the fastest pass is the least
+disturbed; a class's time is the median over all readings of all its nodes.
 
-The calling thread of a GPU is another matter. Between the nodes of a pass it does what it never does in a step, and
-comes back to the next node with cold caches. What it needs for a step is therefore read from steps. Passes say how that
-is distributed over the nodes or, where a step waits for the thread, runs of the graph in one piece (see `thread`).
-Forward and backward run in two threads, on two processors that are disturbed apart, so each is read for itself.
+Host times of a GPU differ: between the nodes of a pass the calling thread does extra work and has cold caches. So their
+total is taken from steps, and passes or, for host-bound steps, runs of the whole graph (see `host_time`) distribute it
+over nodes. Forward and backward run in two threads, disturbed separately, so each is scaled separately.
 """
 
 from __future__ import annotations
@@ -24,21 +25,21 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from gemini.profiling.measured_device import Times
+from gemini.profiling.measured_device import NodeTimes
 
 if TYPE_CHECKING:
     from gemini.profiling.node_classes import NodeClass
-    from gemini.profiling.node_timer import PassReading
+    from gemini.profiling.node_timer import PassTimes
 
-REJECT = 4.0  # readings this many deviations above the median are outliers
-_SIGMA = 1.4826  # the standard deviation of a normal distribution over its median absolute deviation
-_FLOOR = 0.02  # a spread below this share of the median rejects nothing: clocks are not that good
+REJECT = 4.0  # deviations above the median beyond which a reading is an outlier
+_SIGMA = 1.4826  # standard deviation ÷ median absolute deviation of a normal distribution
+_FLOOR = 0.02  # least spread as a share of the median: the resolution of clocks
 
 
 @dataclass(frozen=True)
 class Reading:
-    """A time in ms: the median of what is left of `samples` readings after `rejected` outliers; `noise` is the
-    relative standard deviation of that median, estimated from the spread."""
+    """A time in ms: the median of `samples` readings without `rejected` outliers; `noise` is the relative standard
+    deviation of that median, estimated from the spread."""
 
     ms: float = 0.0
     noise: float = 0.0
@@ -47,7 +48,7 @@ class Reading:
 
 
 def summarize(readings: Sequence[float]) -> Reading:
-    """One reading out of many; an empty sequence is nothing measured."""
+    """Summarize readings robustly; an empty sequence gives an empty reading."""
     if not readings:
         return Reading()
     middle = statistics.median(readings)
@@ -64,14 +65,14 @@ def _deviation(values: Sequence[float], middle: float) -> float:
     return statistics.median(abs(value - middle) for value in values)
 
 
-_LEAST = 0.05  # of a reading is left when the overhead is taken off: nothing takes no time
+_LEAST = 0.05  # least share of a reading that remains without the overhead
 DEVICE, HOST = ("forward", "backward"), ("forward_host", "backward_host")
-Readings = dict[int, Times]  # of nodes
+Readings = dict[int, NodeTimes]  # by node id
 
 
 @dataclass(frozen=True)
 class ClassTimes:
-    """The times of a class of nodes."""
+    """The times of a node class."""
 
     forward: Reading = Reading()
     backward: Reading = Reading()
@@ -80,18 +81,18 @@ class ClassTimes:
 
     @property
     def noise(self) -> float:
-        """Of both directions together."""
+        """Relative noise of both directions together."""
         total = self.forward.ms + self.backward.ms
         return (self.forward.ms * self.forward.noise + self.backward.ms * self.backward.noise) / total if total else 0.0
 
 
 def class_times(
-    passes: Sequence[PassReading], classes: Iterable[NodeClass], threads: Sequence[Readings] = ()
+    passes: Sequence[PassTimes], classes: Iterable[NodeClass], threads: Sequence[Readings] = ()
 ) -> dict[str, ClassTimes]:
-    """The times of every class that was timed, by signature; those of the calling thread from `threads`, if any."""
-    clean = [{id_: _without(times, one.overhead) for id_, times in one.times.items()} for one in passes]
+    """Return the times of every timed class, by signature; host times from `threads`, if any."""
+    clean = [{id_: _subtract_overhead(times, one.overhead) for id_, times in one.times.items()} for one in passes]
     sources = {DEVICE: clean, HOST[:1]: threads or clean, HOST[1:]: threads or clean}
-    scales = {parts: _scales(source, parts) for parts, source in sources.items()}
+    scales = {parts: _pass_scales(source, parts) for parts, source in sources.items()}
     found = {}
     for one in classes:
         readings = {}
@@ -109,16 +110,16 @@ def class_times(
     return found
 
 
-def _without(times: Times, overhead: Times) -> Times:
+def _subtract_overhead(times: NodeTimes, overhead: NodeTimes) -> NodeTimes:
     def less(part: str) -> float:
         read, extra = float(getattr(times, part)), float(getattr(overhead, part))
         return max(_LEAST * read, read - extra)
 
-    return Times(*(less(part) for part in (*DEVICE, *HOST)))
+    return NodeTimes(*(less(part) for part in (*DEVICE, *HOST)))
 
 
-def _scales(passes: Sequence[Readings], parts: tuple[str, ...]) -> list[float]:
-    """What to multiply the readings of every pass with."""
+def _pass_scales(passes: Sequence[Readings], parts: tuple[str, ...]) -> list[float]:
+    """Return the factor for the readings of every pass."""
     totals = [{id_: sum(getattr(times, part) for part in parts) for id_, times in one.items()} for one in passes]
     nodes: dict[int, list[float]] = {}
     for total in totals:
@@ -134,7 +135,7 @@ def _scales(passes: Sequence[Readings], parts: tuple[str, ...]) -> list[float]:
 
 
 def weighted_median(values: Sequence[tuple[float, float]]) -> float:
-    """The value at which half of the weight is reached; 0 where there is none."""
+    """Return the value at which half of the weight is reached; 0 without values."""
     half = sum(weight for _, weight in values) / 2
     for value, weight in sorted(values):
         half -= weight
@@ -143,15 +144,15 @@ def weighted_median(values: Sequence[tuple[float, float]]) -> float:
     return 0.0
 
 
-def as_in_steps(
+def scale_to_steps(
     found: dict[str, ClassTimes],
     counts: dict[str, int],
     step_ms: Sequence[tuple[float, float]],
     *,
     is_limit: bool = False,
 ) -> dict[str, ClassTimes]:
-    """Times of the calling thread that add up to those of steps (forward, backward). `counts` has the nodes of each
-    class. Longer than read only where the thread is the limit: one that is ahead of its device is made to wait."""
+    """Scale host times to add up to those of steps (forward, backward); `counts` has the nodes of each class. Times
+    grow only where steps are host-bound, since a thread ahead of its device also waits in a step."""
     factors = {}
     for at, part in enumerate(HOST):
         total = sum(getattr(times, part).ms * counts[name] for name, times in found.items())
@@ -159,10 +160,10 @@ def as_in_steps(
         factor = least / total if total and least > 0 else 1.0
         factors[part] = factor if is_limit else min(1.0, factor)
     return {
-        name: replace(times, **{p: _scaled(getattr(times, p), factor) for p, factor in factors.items()})
+        name: replace(times, **{p: _scale(getattr(times, p), factor) for p, factor in factors.items()})
         for name, times in found.items()
     }
 
 
-def _scaled(reading: Reading, factor: float) -> Reading:
+def _scale(reading: Reading, factor: float) -> Reading:
     return replace(reading, ms=reading.ms * factor)

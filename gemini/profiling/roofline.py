@@ -1,8 +1,8 @@
-"""The analytic model: times from work and a device description.
+"""Roofline model: times from work and a device description, and its calibration.
 
-A kernel takes as long as the slower of its arithmetic and its memory traffic, plus a fixed time. Calibration fits the
-three shares (of the arithmetic peak, of the bandwidth, the fixed time) to measured nodes; it is a linear fit, since
-which of the two limits a kernel is decided by the description.
+A kernel takes the longer of its arithmetic and its memory traffic, plus a fixed time. Calibration fits the efficiency
+of arithmetic, the efficiency of bandwidth and the fixed time to measured nodes, or to probe modules where the model
+cannot run; the fit is linear, since the description decides which of the two bounds a kernel.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from torch import nn
 
 from gemini.autograd_engine import differentiate
 from gemini.profiling.device_specs import DeviceSpec
-from gemini.profiling.flop_count import Work, WorkCounter
+from gemini.profiling.flop_count import KernelCounts, WorkCounter
 from gemini.profiling.measured_device import Device, Stopwatch
 from gemini.profiling.reading_statistics import summarize
 
-_LEAST, _MOST = 0.005, 1.5  # shares of a peak outside this range are not believed
+_LEAST, _MOST = 0.005, 1.5  # plausible range of efficiencies
 
 
-def estimate_ms(work: Work, spec: DeviceSpec) -> float:
-    """The time of some work on a device (ms)."""
-    compute, memory, kernels = _parts(work, spec)
+def estimate_ms(work: KernelCounts, spec: DeviceSpec) -> float:
+    """Return the time of some work on a device (ms)."""
+    compute, memory, kernels = _ideal_times(work, spec)
     return compute / spec.compute_efficiency + memory / spec.memory_efficiency + kernels * spec.kernel_us * 1e-3
 
 
-def _parts(work: Work, spec: DeviceSpec) -> tuple[float, float, int]:
-    """Ideal ms of the kernels that arithmetic limits, of those that memory limits, and the number of kernels."""
+def _ideal_times(work: KernelCounts, spec: DeviceSpec) -> tuple[float, float, int]:
+    """Return the ideal ms of compute-bound kernels, that of memory-bound kernels, and the number of kernels."""
     compute = memory = 0.0
     for kernel in work.kernels:
         rate = spec.matrix_rate(kernel.dtype) if kernel.matrix else spec.vector_tflops * 1e12
@@ -46,18 +46,18 @@ def _parts(work: Work, spec: DeviceSpec) -> tuple[float, float, int]:
     return compute, memory, work.count
 
 
-def calibrate(spec: DeviceSpec, measured: Sequence[tuple[Work, float]]) -> DeviceSpec:
-    """The description with shares that fit measured times (ms); as it was where there is nothing to fit."""
+def calibrate(spec: DeviceSpec, measured: Sequence[tuple[KernelCounts, float]]) -> DeviceSpec:
+    """Return the description with efficiencies fitted to measured times (ms); unchanged without measurements."""
     usable = [(work, ms) for work, ms in measured if ms > 0 and work.count]
     if not usable:
         return spec
-    for _ in range(2):  # the shares decide what limits a kernel, so fit once more with the better ones
+    for _ in range(2):  # efficiencies decide what bounds a kernel, so fit again with the better ones
         spec = _fit(spec, usable)
     return spec
 
 
-def _fit(spec: DeviceSpec, measured: list[tuple[Work, float]]) -> DeviceSpec:
-    table = np.array([_parts(work, spec) for work, _ in measured], dtype=float)
+def _fit(spec: DeviceSpec, measured: list[tuple[KernelCounts, float]]) -> DeviceSpec:
+    table = np.array([_ideal_times(work, spec) for work, _ in measured], dtype=float)
     times = np.array([ms for _, ms in measured])
     # Between relative and absolute error: large nodes matter more, small ones still count.
     weights = 1.0 / np.sqrt(times)
@@ -89,15 +89,15 @@ def _share(slowness: float | None, before: float) -> float:
 _TRIES = 5
 
 
-def measure_probes(device: Device) -> list[tuple[Work, float]]:
-    """(work, ms) of the forward and of the backward pass of each probe."""
-    found: list[tuple[Work, float]] = []
-    for module, shape in _probes():
+def measure_probe_modules(device: Device) -> list[tuple[KernelCounts, float]]:
+    """Return (work, ms) of the forward and of the backward of each probe module."""
+    found: list[tuple[KernelCounts, float]] = []
+    for module, shape in _probe_modules():
         found += _measure(device, module.to(device.torch_device), shape)
     return found
 
 
-def _probes() -> list[tuple[nn.Module, tuple[int, ...]]]:
+def _probe_modules() -> list[tuple[nn.Module, tuple[int, ...]]]:
     with torch.random.fork_rng(devices=[]):
         return [
             (nn.Linear(1024, 1024), (512, 1024)),
@@ -111,13 +111,13 @@ def _probes() -> list[tuple[nn.Module, tuple[int, ...]]]:
         ]
 
 
-def _measure(device: Device, module: nn.Module, shape: tuple[int, ...]) -> list[tuple[Work, float]]:
+def _measure(device: Device, module: nn.Module, shape: tuple[int, ...]) -> list[tuple[KernelCounts, float]]:
     given = torch.ones(shape, device=device.torch_device, requires_grad=True)
     ends = (given, *module.parameters())
     gradient = torch.ones_like(module(given))
     forward_work, backward_work = _count(module, given, ends, gradient)
     earlier: Stopwatch | None = None
-    for _ in range(2 if device.runs_behind else 1):
+    for _ in range(2 if device.is_asynchronous else 1):
         watch = device.stopwatch(earlier)
         for index in range(_TRIES):
             result = watch.time(("forward", index), lambda: module(given))
@@ -130,7 +130,9 @@ def _measure(device: Device, module: nn.Module, shape: tuple[int, ...]) -> list[
     ]
 
 
-def _count(module: nn.Module, given: Any, ends: tuple[Any, ...], gradient: torch.Tensor) -> tuple[Work, Work]:
+def _count(
+    module: nn.Module, given: Any, ends: tuple[Any, ...], gradient: torch.Tensor
+) -> tuple[KernelCounts, KernelCounts]:
     with WorkCounter() as counter:
         result = module(given)
         first = counter.take()

@@ -46,7 +46,7 @@ def test_is_as_good_as_exact_on_chains() -> None:
 
 
 def test_several_stages_a_worker_are_refused() -> None:
-    with pytest.raises(PartitionError, match="one stage a worker"):
+    with pytest.raises(PartitionError, match="one stage per worker"):
         partition_acyclic(made([1.0] * 4, chain(4), 2, mixed=True))
 
 
@@ -55,5 +55,5 @@ def test_pins_in_a_circle_are_named() -> None:
 
     problem = made([1.0] * 4, chain(4), 2)
     items = [replace(item, pin=pin) for item, pin in zip(problem.items, (0, 1, 0, None), strict=True)]
-    with pytest.raises(PartitionError, match=r"parts \[0, 1\] each come before the other"):
+    with pytest.raises(PartitionError, match=r"parts \[0, 1\] to precede each other"):
         partition_acyclic(replace(problem, items=tuple(items)))

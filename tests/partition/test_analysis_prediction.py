@@ -13,7 +13,7 @@ from gemini.schedule.link_costs import FREE, Links
 
 
 def work(worker, forward=1.0, backward=2.0, kept=1.0, has_backward=True):
-    return StageWork(worker, forward, backward / 2, backward / 2, kept, learns)
+    return StageWork(worker, forward, backward / 2, backward / 2, kept, has_backward)
 
 
 def flow(source, target, mb=0.0, gradients=True, crosses=True):

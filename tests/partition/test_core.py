@@ -60,7 +60,7 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
         (((0,), (0,)), (0, 1), "stage 1 repeats nodes [0]"),
         (((0,), ()), (0, 1), "stages [1] are empty"),
         (((1, 0),), (0,), "not in ascending order"),
-        (((0,), (1,)), (0,), "2 stages, but a worker for 1"),
+        (((0,), (1,)), (0,), "2 stages, but workers for 1"),
         (((0,), (1,)), (0, 2), "stages on workers [0, 2] of 2"),
     ],
 )
@@ -98,10 +98,10 @@ def test_stages_are_put_in_order_and_empty_ones_left_out() -> None:
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
-        (Assignment((0, 1, 0, 1), (0, 1)), "need each other"),
-        (Assignment((0, 0, 1), (0, 1)), "3 items have a stage, of 4"),
-        (Assignment((0, 0, 1, 1), (0, 2)), "stages [1] have no worker of the 2"),
-        (Assignment((0, 0, 1, 7), (0, 1)), "stages [7] have no worker"),
+        (Assignment((0, 1, 0, 1), (0, 1)), "depend on each other"),
+        (Assignment((0, 0, 1), (0, 1)), "3 of 4 items have a stage"),
+        (Assignment((0, 0, 1, 1), (0, 2)), "stages [1] have no valid worker"),
+        (Assignment((0, 0, 1, 7), (0, 1)), "stages [7] have no valid worker"),
         (Assignment((0, 1, 2, 2), (0, 1, 0)), "3 stages on 2 workers"),
     ],
 )
@@ -113,7 +113,7 @@ def test_wrong_answers_are_refused(answer: Assignment, said: str) -> None:
 
 def test_unknown_partitioners_list_the_known_ones() -> None:
     with pytest.raises(
-        PartitionError, match=r"unknown partitioner 'exakt'\n    → did you mean 'exact'\? there are exact"
+        PartitionError, match=r"unknown partitioner 'exakt'\n    → did you mean 'exact'\? choose from exact"
     ):
         find_partitioner("exakt")
 

@@ -62,7 +62,7 @@ def diamond() -> Problem:
 
 def test_a_branching_graph_may_need_no_stretches(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = diamond()
-    monkeypatch.setattr(solve_module, "orders", lambda _: {"execution": tuple(range(6))})
+    monkeypatch.setattr(solve_module, "item_orders", lambda _: {"execution": tuple(range(6))})
     found = search(problem)
     assert max(problem.loads(found.stage_of)) == 11.0
     assert found.facts["optimal"]
@@ -70,7 +70,7 @@ def test_a_branching_graph_may_need_no_stretches(monkeypatch: pytest.MonkeyPatch
 
 def test_without_the_solver_the_contiguous_answer_is_given_with_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(solve_module, "has_solver", lambda: False)
-    monkeypatch.setattr(solve_module, "orders", lambda _: {"execution": tuple(range(6))})
+    monkeypatch.setattr(solve_module, "item_orders", lambda _: {"execution": tuple(range(6))})
     found = search(diamond())
     assert found.facts["method"] == "contiguous"
     assert "OR-tools is not installed" in found.facts["note"]

@@ -34,7 +34,7 @@ def test_more_parts_than_pieces() -> None:
     with pytest.raises(PartitionError) as caught:
         partition(graph, profile(graph, analytic="cpu"), 4)
     assert str(caught.value).startswith("Sequential cannot be cut into 4 parts: 3 is the most")
-    assert "ask for 3 parts or fewer" in str(caught.value)
+    assert "request 3 parts or fewer" in str(caught.value)
 
 
 class Branching(nn.Module):
@@ -51,14 +51,16 @@ class Branching(nn.Module):
 
 def test_a_model_captured_whole() -> None:
     graph = capture(Branching(), (torch.randn(2, 4),))
-    with pytest.raises(PartitionError, match=r"1 is the most, because it had to be captured whole: .*\n    → "):
+    with pytest.raises(
+        PartitionError, match=r"1 is the most, because it could only be captured as one node: .*\n    → "
+    ):
         partition(graph, profile(graph, analytic="cpu"), 2)
 
 
 def test_whole_blocks_are_named() -> None:
     model = nn.Sequential(nn.Linear(4, 4), Branching(), nn.Linear(4, 4))
     graph = capture(model, (torch.randn(2, 4),))
-    with pytest.raises(PartitionError, match=r"3 is the most\n  - 1 stays whole: .*branches"):
+    with pytest.raises(PartitionError, match=r"3 is the most\n  - 1 is not divided: .*branches"):
         partition(graph, profile(graph, analytic="cpu"), 4)
 
 
@@ -72,14 +74,14 @@ def test_tied_weights_kept_together_may_leave_few_pieces() -> None:
 @pytest.mark.parametrize("nparts", [0, -1, 2.5, "2", True, None])
 def test_a_wrong_number_of_parts(nparts: object) -> None:
     graph, costs = captured("stack")
-    with pytest.raises(PartitionError, match="ask for a whole number, 1 or more"):
+    with pytest.raises(PartitionError, match="request an integer, 1 or more"):
         partition(graph, costs, nparts)  # type: ignore[arg-type]
 
 
 def test_the_profile_of_another_graph() -> None:
     graph, _ = captured("stack")
     _, other = captured("u")
-    with pytest.raises(PartitionError, match="the profile of U is not of this graph of Stack") as caught:
+    with pytest.raises(PartitionError, match="the profile of U does not match this graph of Stack") as caught:
         partition(graph, other, 2)
     assert "→ profile(graph)" in str(caught.value)
 
@@ -93,19 +95,19 @@ def test_all_unknown_scopes_are_told_with_what_was_meant() -> None:
 
 
 def test_links_of_another_number_of_workers() -> None:
-    assert "between 3 workers, of 2" in refused(2, links=Links(((0, 1, 1),) * 3))
+    assert "the latency table of links is for 3 workers, not 2" in refused(2, links=Links(((0, 1, 1),) * 3))
 
 
 # ── pins ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 def test_pins_within_one_piece_contradict_each_other() -> None:
     said = refused(2, uncut=("layers.3",), pins={"layers.3.attention": 0, "layers.3.feed": 1})
     assert "pins contradict each other" in said
-    assert "'layers.3.feed' is pinned to part 1, and 'layers.3.attention', which cannot be separated from it" in said
+    assert "'layers.3.feed' is pinned to part 1, and 'layers.3.attention', which must share its stage" in said
 
 
 def test_pins_contradict_each_other_through_order() -> None:
     said = refused(2, mixed=False, pins={"layers.0": 0, "layers.3": 1, "layers.6": 0})
-    assert "pins contradict each other where a worker has one stage" in said
+    assert "pins contradict each other with one stage per worker" in said
     assert "mixed=True" in said
 
 
@@ -167,4 +169,4 @@ def test_an_answer_that_ignores_pins_is_refused(monkeypatch: pytest.MonkeyPatch)
         return Assignment(tuple(at * 2 // len(problem.items) for at in range(len(problem.items))), (0, 1))
 
     monkeypatch.setattr(exact_partitioner, "partition_exact", careless)
-    assert "is pinned to part 1 and was put in part 0" in refused(2, pins={"layers.0": 1})
+    assert "is pinned to part 1 and was assigned to part 0" in refused(2, pins={"layers.0": 1})

@@ -19,7 +19,7 @@ from tests.partition.shapes import problem_of
 
 def test_names_the_extra_where_the_engine_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pymetis", None)
-    with pytest.raises(MissingEngineError, match=r"gemini-parallel\[metis\]"):
+    with pytest.raises(MissingEngineError, match=r"gemini-instrumenter\[metis\]"):
         partition_metis(made([1.0] * 4, chain(4), 2))
 
 

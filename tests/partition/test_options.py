@@ -15,24 +15,24 @@ from gemini.schedule.link_costs import Links
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"weight": "all"}, "weight 'all'; it is one of both, forward, backward"),
-        ({"tied": "yes"}, "tied 'yes'; it is one of together, sync"),
-        ({"slack": -0.1}, "slack -0.1; it is a finite number, 0 or more"),
+        ({"weight": "all"}, "weight 'all'; expected one of both, forward, backward"),
+        ({"tied": "yes"}, "tied 'yes'; expected one of together, sync"),
+        ({"slack": -0.1}, "slack -0.1; expected a finite number, 0 or more"),
         ({"slack": "much"}, "slack 'much'"),
         ({"ratio": float("nan")}, "ratio nan"),
-        ({"chunks": 0}, "chunks 0; it is a whole number, 1 or more"),
+        ({"chunks": 0}, "chunks 0; expected an integer, 1 or more"),
         ({"micro_batches": 2.5}, "micro_batches 2.5"),
         ({"micro_batches": True}, "micro_batches True"),
-        ({"mixed": False, "chunks": 2}, "2 chunks a worker, but a worker is to have one stage"),
-        ({"workers": (Worker(0.0),)}, "worker 0 has speed 0.0; it is a number above 0"),
+        ({"mixed": False, "chunks": 2}, "2 chunks per worker contradict one stage per worker"),
+        ({"workers": (Worker(0.0),)}, "worker 0 has speed 0.0; expected a number above 0"),
         ({"workers": (Worker(1.0, -3.0),)}, "worker 0 has -3.0 MB of memory"),
-        ({"workers": (1.0, 2.0)}, "each is a Worker"),
+        ({"workers": (1.0, 2.0)}, "expected Worker("),
         ({"pins": {"encoder": -1}}, "'encoder' is pinned to part -1"),
         ({"pins": {"encoder": "first"}}, "'encoder' is pinned to part 'first'"),
-        ({"pins": ["encoder"]}, "pins ['encoder']; they are a dict"),
-        ({"uncut": "encoder"}, "uncut 'encoder'; it is a tuple of scopes"),
-        ({"together": ("encoder", "decoder")}, "together ('encoder', 'decoder'); it is a tuple of groups"),
-        ({"links": 3}, "links 3; they are Links"),
+        ({"pins": ["encoder"]}, "pins ['encoder']; expected a dict"),
+        ({"uncut": "encoder"}, "uncut 'encoder'; expected a tuple of scopes"),
+        ({"together": ("encoder", "decoder")}, "together ('encoder', 'decoder'); expected a tuple of groups"),
+        ({"links": 3}, "links 3; expected Links"),
     ],
 )
 def test_a_wrong_option_is_named(wrong: dict[str, Any], said: str) -> None:
@@ -71,6 +71,6 @@ def test_unknown_options_list_the_known_ones() -> None:
 
 
 def test_one_worker_a_part() -> None:
-    assert Options().of(3) == (Worker(),) * 3
+    assert Options().workers_for(3) == (Worker(),) * 3
     with pytest.raises(PartitionError, match="2 workers are described for 3 parts"):
-        Options(workers=(Worker(), Worker())).of(3)
+        Options(workers=(Worker(), Worker())).workers_for(3)

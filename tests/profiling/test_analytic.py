@@ -12,7 +12,7 @@ from gemini.capture import capture
 from gemini.errors import ProfileError
 from gemini.profiling import SPECS, profile
 from gemini.profiling.device_specs import DeviceSpec, find_spec, spec_like
-from gemini.profiling.flop_count import Kernel, Work
+from gemini.profiling.flop_count import KernelCounts, KernelWork
 from gemini.profiling.roofline import calibrate, estimate_ms
 from tests.profiling.models import CASES, Tied, tokens
 
@@ -106,7 +106,7 @@ def test_descriptions_are_found_by_product_name():
 
 
 kernels = st.builds(
-    Kernel, st.sampled_from(["float32", "bfloat16"]), st.booleans(), st.integers(0, 10**12), st.integers(1, 10**9)
+    KernelWork, st.sampled_from(["float32", "bfloat16"]), st.booleans(), st.integers(0, 10**12), st.integers(1, 10**9)
 )
 
 
@@ -114,8 +114,8 @@ kernels = st.builds(
 @given(st.lists(kernels, max_size=5), st.sampled_from(sorted(SPECS)))
 def test_times_add_up_and_are_positive(some, name):
     spec = SPECS[name]
-    total = estimate_ms(Work(tuple(some)), spec)
-    assert total == pytest.approx(sum(estimate_ms(Work((kernel,)), spec) for kernel in some))
+    total = estimate_ms(KernelCounts(tuple(some)), spec)
+    assert total == pytest.approx(sum(estimate_ms(KernelCounts((kernel,)), spec) for kernel in some))
     assert total >= 0
     assert (total > 0) == bool(some)
 
@@ -126,11 +126,11 @@ def test_calibration_finds_the_device_that_made_the_times(compute, memory, kerne
     truth = DeviceSpec("x", {"float32": 10.0}, 1.0, 500, 16, kernel_us, compute, memory)
     guess = DeviceSpec("x", {"float32": 10.0}, 1.0, 500, 16, 3.0)
     works = [
-        Work((Kernel("float32", True, 10**11, 10**5), Kernel("float32", False, 0, 10**3))),
-        Work((Kernel("float32", False, 10, 10**9),)),
-        Work((Kernel("float32", False, 10, 10**7, 3),)),
-        Work((Kernel("float32", False, 1, 10, 50),)),
-        Work((Kernel("float32", True, 10**12, 10**6),)),
+        KernelCounts((KernelWork("float32", True, 10**11, 10**5), KernelWork("float32", False, 0, 10**3))),
+        KernelCounts((KernelWork("float32", False, 10, 10**9),)),
+        KernelCounts((KernelWork("float32", False, 10, 10**7, 3),)),
+        KernelCounts((KernelWork("float32", False, 1, 10, 50),)),
+        KernelCounts((KernelWork("float32", True, 10**12, 10**6),)),
     ]
     found = calibrate(guess, [(work, estimate_ms(work, truth)) for work in works])
     assert found.calibrated
@@ -140,7 +140,7 @@ def test_calibration_finds_the_device_that_made_the_times(compute, memory, kerne
 
 def test_nothing_measured_calibrates_nothing():
     assert calibrate(SPECS["cpu"], []) == SPECS["cpu"]
-    assert calibrate(SPECS["cpu"], [(Work(), 1.0)]) == SPECS["cpu"]
+    assert calibrate(SPECS["cpu"], [(KernelCounts(), 1.0)]) == SPECS["cpu"]
 
 
 def test_a_device_at_hand_calibrates_the_description():

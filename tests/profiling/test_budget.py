@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gemini.profiling.cpu_device import CpuDevice
-from gemini.profiling.timing_rounds import LEAST_MS, NOISY_STEPS, STEPS, Budget
+from gemini.profiling.timing_rounds import LEAST_MS, NOISY_STEPS, STEPS, TimeBudget
 
 
 class Told(CpuDevice):
@@ -20,7 +20,7 @@ class Told(CpuDevice):
 @pytest.mark.parametrize(("noisy", "steps"), [(False, STEPS), (True, NOISY_STEPS)])
 def test_a_round_is_allowed_where_one_like_the_last_still_fits(noisy, steps):
     device = Told()
-    budget = Budget(device)
+    budget = TimeBudget(device)
     budget.step_ms = 1000.0
     rounds = 0
     while budget.allows_round(noisy):
@@ -33,10 +33,10 @@ def test_a_round_is_allowed_where_one_like_the_last_still_fits(noisy, steps):
 
 def test_without_a_step_there_is_no_limit_and_quick_steps_have_a_least_one():
     device = Told()
-    budget = Budget(device)
+    budget = TimeBudget(device)
     device.at = 1e9
     assert budget.allows_round(noisy=False)
-    budget, budget.step_ms = Budget(device), 0.001
+    budget, budget.step_ms = TimeBudget(device), 0.001
     device.at += LEAST_MS / 4
     assert budget.allows_round(noisy=False)
     device.at += LEAST_MS

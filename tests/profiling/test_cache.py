@@ -12,9 +12,9 @@ from torch import nn
 from gemini.capture import capture
 from gemini.profiling import profile
 from gemini.profiling.class_measurement import Measurement
-from gemini.profiling.flop_count import Kernel, Work
+from gemini.profiling.flop_count import KernelCounts, KernelWork
 from gemini.profiling.node_memory import NodeMemory
-from gemini.profiling.profile_cache import Cache
+from gemini.profiling.profile_cache import ProfileCache
 from gemini.profiling.reading_statistics import Reading
 from tests.profiling.models import Tied, tokens
 
@@ -74,12 +74,17 @@ def test_spoiled_entries_are_measured_again(graph, tmp_path, spoil):
 
 
 def test_other_devices_versions_and_nodes_are_other_entries(tmp_path):
-    found = Measurement(*[Reading(1.0)] * 4, NodeMemory(aliases=(-1,)), Work((Kernel("float32", True, 1, 2),)), Work())
-    Cache(tmp_path, "one").write("node", found)
-    assert Cache(tmp_path, "one").read("node") == found
-    assert Cache(tmp_path, "two").read("node") is None
-    assert Cache(tmp_path, "one").read("another") is None
-    assert Cache(None, "one").read("node") is None
+    found = Measurement(
+        *[Reading(1.0)] * 4,
+        NodeMemory(aliases=(-1,)),
+        KernelCounts((KernelWork("float32", True, 1, 2),)),
+        KernelCounts(),
+    )
+    ProfileCache(tmp_path, "one").write("node", found)
+    assert ProfileCache(tmp_path, "one").read("node") == found
+    assert ProfileCache(tmp_path, "two").read("node") is None
+    assert ProfileCache(tmp_path, "one").read("another") is None
+    assert ProfileCache(None, "one").read("node") is None
 
 
 class Scaled(nn.Module):
@@ -134,9 +139,14 @@ def test_code_under_the_same_name_is_told_apart_by_all_that_it_runs(tmp_path):
 
 
 def _write(folder):
-    found = Measurement(*[Reading(1.0)] * 4, NodeMemory(aliases=(-1,)), Work((Kernel("float32", True, 1, 2),)), Work())
+    found = Measurement(
+        *[Reading(1.0)] * 4,
+        NodeMemory(aliases=(-1,)),
+        KernelCounts((KernelWork("float32", True, 1, 2),)),
+        KernelCounts(),
+    )
     for _ in range(100):
-        Cache(folder, "one").write("node", found)
+        ProfileCache(folder, "one").write("node", found)
 
 
 def test_several_processes_may_write_at_once(tmp_path):
@@ -144,11 +154,11 @@ def test_several_processes_may_write_at_once(tmp_path):
     writers = [context.Process(target=_write, args=(tmp_path,)) for _ in range(3)]
     for writer in writers:
         writer.start()
-    seen = [Cache(tmp_path, "one").read("node") for _ in range(300)]
+    seen = [ProfileCache(tmp_path, "one").read("node") for _ in range(300)]
     for writer in writers:
         writer.join(60)
     assert [writer.exitcode for writer in writers] == [0, 0, 0]
-    written = Cache(tmp_path, "one").read("node")
+    written = ProfileCache(tmp_path, "one").read("node")
     assert written is not None
     assert {found for found in seen if found is not None} <= {written}
     assert len(list(tmp_path.iterdir())) == 1  # and no half of a file

@@ -7,14 +7,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gemini.errors import ArtifactError, ProfileError
-from gemini.profiling.link_profile import SIZES, LinkProfile, fit, profile_link
+from gemini.profiling.link_profile import SIZES, LinkProfile, fit_link, profile_link
 
 
 @settings(deadline=None)
 @given(st.floats(0.001, 10.0), st.floats(1e3, 1e8))
 def test_the_line_is_found(latency, bandwidth):
     times = tuple(latency + (size - SIZES[0]) / bandwidth for size in SIZES)
-    found = fit(SIZES, times)
+    found = fit_link(SIZES, times)
     assert found.latency_ms == pytest.approx(latency)
     assert found.bandwidth == pytest.approx(bandwidth, rel=1e-3)
     assert found.links().cost(0, 1, 1 << 20) == pytest.approx(found.cost_ms(1 << 20))
@@ -22,14 +22,14 @@ def test_the_line_is_found(latency, bandwidth):
 
 
 def test_times_that_do_not_grow_have_no_bandwidth_limit():
-    found = fit(SIZES, (1.0,) * len(SIZES))
+    found = fit_link(SIZES, (1.0,) * len(SIZES))
     assert found.bandwidth == 0
     assert found.cost_ms(1 << 30) == 1.0
 
 
 def test_wrong_readings():
     with pytest.raises(ProfileError, match="one time a size"):
-        fit(SIZES, (1.0,))
+        fit_link(SIZES, (1.0,))
     with pytest.raises(ProfileError, match="latency_ms nan"):
         LinkProfile("gloo", float("nan"), 1.0)
 

@@ -14,7 +14,7 @@ from gemini.capture import capture
 from gemini.profiling import profile
 from gemini.profiling.cpu_device import CpuDevice, CpuStopwatch
 from gemini.profiling.gradient_flow import GradientFlow
-from gemini.profiling.measured_device import MB, Span
+from gemini.profiling.measured_device import MB, CallTime
 from gemini.profiling.node_classes import NodeClass
 from gemini.profiling.node_memory import LiveMemory
 from gemini.profiling.node_timer import NodePass, StepPass
@@ -156,12 +156,12 @@ def test_where_a_step_does_not_fit_nodes_are_measured_one_at_a_time(monkeypatch)
 class Behind(CpuDevice):
     """A device whose work takes half as long as starting it, as that of a GPU on small batches."""
 
-    runs_behind = True
+    is_asynchronous = True
 
     def stopwatch(self, earlier=None):
         watch = CpuStopwatch(self.now_ms)
         read = watch.read
-        watch.read = lambda: {key: Span(span.ms / 2, span.ms) for key, span in read().items()}
+        watch.read = lambda: {key: CallTime(span.ms / 2, span.ms) for key, span in read().items()}
         return watch
 
 

@@ -6,20 +6,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gemini.profiling.measured_device import Times
+from gemini.profiling.measured_device import NodeTimes
 from gemini.profiling.node_classes import NodeClass
-from gemini.profiling.node_timer import PassReading
-from gemini.profiling.reading_statistics import as_in_steps, class_times, weighted_median
+from gemini.profiling.node_timer import PassTimes
+from gemini.profiling.reading_statistics import class_times, scale_to_steps, weighted_median
 
-NO_OVERHEAD = Times(0.0, 0.0)
+NO_OVERHEAD = NodeTimes(0.0, 0.0)
 
 
 def reading(scale, times, overhead=NO_OVERHEAD):
     found = {
-        id_: Times(f * scale + overhead.forward, b * scale + overhead.backward, f * scale, b * scale)
+        id_: NodeTimes(f * scale + overhead.forward, b * scale + overhead.backward, f * scale, b * scale)
         for id_, (f, b) in times.items()
     }
-    return PassReading(found, overhead, None, {})
+    return PassTimes(found, overhead, None, {})
 
 
 TIMES = st.dictionaries(
@@ -43,7 +43,7 @@ def test_slow_passes_do_not_slow_the_result(times, slowness, random):
 @settings(deadline=None)
 @given(TIMES)
 def test_the_overhead_is_taken_off_and_something_is_left(times):
-    overhead = Times(5.0, 7.0)
+    overhead = NodeTimes(5.0, 7.0)
     classes = [NodeClass(str(id_), [id_]) for id_ in times]
     found = class_times([reading(1.0, times, overhead)], classes)
     for id_, (forward, _) in times.items():
@@ -63,15 +63,15 @@ def test_nodes_of_a_class_are_pooled_and_classes_never_timed_left_out():
 def test_host_times_add_up_to_a_step_and_never_grow(times, forward, backward):
     classes = [NodeClass(str(id_), [id_]) for id_ in times]
     before = class_times([reading(1.0, times)], classes)
-    found = as_in_steps(before, dict.fromkeys(before, 1), [(forward, backward), (forward * 2, backward * 2)])
+    found = scale_to_steps(before, dict.fromkeys(before, 1), [(forward, backward), (forward * 2, backward * 2)])
     for part, step in (("forward_host", forward), ("backward_host", backward)):
         total = sum(getattr(one, part).ms for one in before.values())
         assert sum(getattr(one, part).ms for one in found.values()) == pytest.approx(min(step, total))
     assert all(found[name].forward == before[name].forward for name in found)
-    limit = as_in_steps(before, dict.fromkeys(before, 1), [(forward, backward)], is_limit=True)
+    limit = scale_to_steps(before, dict.fromkeys(before, 1), [(forward, backward)], is_limit=True)
     assert sum(one.forward_host.ms for one in limit.values()) == pytest.approx(forward)
     assert sum(one.backward_host.ms for one in limit.values()) == pytest.approx(backward)
-    assert as_in_steps(before, dict.fromkeys(before, 1), []) == before
+    assert scale_to_steps(before, dict.fromkeys(before, 1), []) == before
 
 
 @settings(deadline=None)
@@ -79,7 +79,7 @@ def test_host_times_add_up_to_a_step_and_never_grow(times, forward, backward):
 def test_times_of_the_thread_come_from_its_own_runs_each_direction_for_itself(times, slowness):
     classes = [NodeClass(str(id_), [id_]) for id_ in times]
     runs = [
-        {id_: Times(0.0, 0.0, 2 * f * slow, 3 * b * slower) for id_, (f, b) in times.items()}
+        {id_: NodeTimes(0.0, 0.0, 2 * f * slow, 3 * b * slower) for id_, (f, b) in times.items()}
         for slow, slower in ((1.0, 1.0), *slowness)
     ]
     found = class_times([reading(1.0, times)], classes, runs)

@@ -15,11 +15,11 @@ from torch import nn
 from gemini.capture import capture
 from gemini.profiling import profile
 from gemini.profiling.cpu_device import CpuDevice, CpuStopwatch
-from gemini.profiling.host_time import ThreadRun
-from gemini.profiling.measured_device import Result, Span, Stopwatch
+from gemini.profiling.host_time import HostTimeRun
+from gemini.profiling.measured_device import CallTime, Result, Stopwatch
 from gemini.profiling.profile_inputs import input_tensors
-from gemini.profiling.whole_step import backward
-from gemini.snapshot.model_state import Saved
+from gemini.profiling.whole_step import run_backward
+from gemini.snapshot.model_state import ModelSnapshot
 
 from . import models
 
@@ -27,7 +27,7 @@ from . import models
 class QuickDevice(CpuDevice):
     """A device that takes next to no time."""
 
-    runs_behind = True
+    is_asynchronous = True
 
     def stopwatch(self, earlier: Stopwatch | None = None) -> Stopwatch:
         del earlier
@@ -37,7 +37,7 @@ class QuickDevice(CpuDevice):
 class QuickStopwatch(CpuStopwatch):
     def time(self, key: Hashable, call: Callable[[], Result], launches: int = 1) -> Result:
         result: Result = super().time(key, call, launches)
-        self.spans[key] = Span(1e-6, self.spans[key].ms)
+        self.spans[key] = CallTime(1e-6, self.spans[key].ms)
         return result
 
 
@@ -57,7 +57,7 @@ class Wide(nn.Module):
 
 def measured(model: nn.Module, args: tuple[Any, ...]) -> tuple[Any, dict[int, Any]]:
     graph = capture(model, args)
-    return graph, ThreadRun(graph, input_tensors(graph, args, {}), torch.device("cpu")).measure()
+    return graph, HostTimeRun(graph, input_tensors(graph, args, {}), torch.device("cpu")).measure()
 
 
 def test_every_node_has_a_time_and_the_dearest_is_found() -> None:
@@ -75,13 +75,13 @@ def test_gradients_are_those_of_the_model(name: str) -> None:
     torch.manual_seed(0)
     model, args, kwargs = models.CASES[name]()
     graph = capture(model, args, kwargs)
-    run = ThreadRun(graph, input_tensors(graph, args, kwargs), torch.device("cpu"))
-    state = Saved(model)
+    run = HostTimeRun(graph, input_tensors(graph, args, kwargs), torch.device("cpu"))
+    state = ModelSnapshot(model)
     found = run.measure()
     assert set(found) == {node.id for node in graph.compute_nodes}
     grads = _taken(model)
     state.restore()
-    backward(model(*args, **kwargs))
+    run_backward(model(*args, **kwargs))
     expected = _taken(model)
     assert grads.keys() == expected.keys()
     for key, grad in expected.items():
@@ -104,10 +104,10 @@ def test_a_model_without_a_backward_has_forward_times() -> None:
 
 
 def test_a_graph_that_does_not_run_in_one_piece_is_read_by_passes(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(_: ThreadRun) -> None:
+    def fails(_: HostTimeRun) -> None:
         raise RuntimeError("no")
 
-    monkeypatch.setattr(ThreadRun, "measure", fails)
+    monkeypatch.setattr(HostTimeRun, "measure", fails)
     model, args = Wide().train(), (torch.randn(64, 8),)
     costs = profile(capture(model, args), args, device=QuickDevice(), cache=False)
     assert all(node.source == "measured" and node.ms > 0 for node in costs if node.name in ("first", "dear", "last"))

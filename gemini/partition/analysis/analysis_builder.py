@@ -137,7 +137,7 @@ class _AnalysisBuilder:
         return works
 
     def _weight_share(self, cost: NodeCost) -> float:
-        """Return the share of weight gradients in a node's backward: half for products, all without differentiable input."""
+        """Return the share of weight gradients in a node's backward: half for products, all without input gradients."""
         if not self.trainable.intersection(cost.parameters):
             return 0.0
         if cost.weight_share is not None:

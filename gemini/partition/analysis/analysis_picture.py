@@ -203,8 +203,9 @@ def _draw_legend(
     if line:
         handles.append(Line2D([], [], color=_LIMIT, linewidth=1.6, label=line))
     axes.legend(
-        handles=handles, loc="lower left", bbox_to_anchor=(-_title_offset(axes), 1.0), ncols=len(handles), frameon=False,
-        fontsize=7.5, handlelength=1.0, handletextpad=0.4, columnspacing=0.8, borderaxespad=0.1, labelcolor=_FAINT,
+        handles=handles, loc="lower left", bbox_to_anchor=(-_title_offset(axes), 1.0), ncols=len(handles),
+        frameon=False, fontsize=7.5, handlelength=1.0, handletextpad=0.4, columnspacing=0.8, borderaxespad=0.1,
+        labelcolor=_FAINT,
     )  # fmt: skip
 
 

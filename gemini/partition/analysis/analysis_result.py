@@ -43,7 +43,7 @@ class MemoryEstimate:
 
 @dataclass(frozen=True)
 class StageAnalysis:
-    """One stage. `in_mb` … `sent_back_mb` count traffic with other workers; `Analysis.flows` lists it by pair of stages."""
+    """One stage. `in_mb` … `sent_back_mb` count traffic with other workers, which `Analysis.flows` lists."""
 
     stage: int
     worker: int

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 PLAIN_WIDTH = 160
 _BESIDE = 140  # terminal columns from which scopes fit beside the numbers, not below
-_LEAST = 108  # terminal columns of the numbers alone
+_LEAST = 104  # terminal columns of the numbers alone
 _STAGE = (
     "forward\nms", "backward\nms", "params", "weights\nMB", "grads\nMB", "optim\nMB", "activ\nMB", "work\nMB",
     "peak\nMB", "in\nMB", "out\nMB", "worker\nchanges",
@@ -84,9 +84,9 @@ def _summary_lines(analysis: Analysis) -> list[str]:
         f"{analysis.model} in {len(analysis.stages)} stages on {analysis.nparts} workers ({analysis.partitioner}; "
         f"times on {analysis.device})",
         f"balance {analysis.balance:.3f} (slowest worker ÷ ideal of {analysis.ideal_ms:.2f} ms), "
-        f"{analysis.cut_mb:.2f} MB sent per step, {analysis.hops} worker change{'' if analysis.hops == 1 else 's'} on the longest path",
-        f"{analysis.schedule} with {analysis.micro_batches} micro-batches: step {analysis.step_ms:.2f} ms, "
-        f"{analysis.single_ms:.2f} ms on {single}, speed-up {analysis.speedup:.2f}, bubble {analysis.bubble:.1%}",
+        f"{analysis.cut_mb:.2f} MB sent per step, {analysis.hops} worker change{'' if analysis.hops == 1 else 's'}",
+        f"{analysis.schedule} with {analysis.micro_batches} micro-batches: step {analysis.step_ms:.2f} ms "
+        f"({single}: {analysis.single_ms:.2f} ms), speed-up {analysis.speedup:.2f}, bubble {analysis.bubble:.1%}",
     ]
     over = [worker for worker in analysis.workers if not worker.fits]
     for worker in over:

@@ -1,12 +1,12 @@
 """Stage scopes: name the contents of a stage by modules of the model.
 
-The nodes of a stage form runs in execution order. A run is named by its first and last module, each the outermost module
-that is entirely in the stage:
+The nodes of a stage form runs in execution order. A run is named by its first and last module, each the outermost
+module that is entirely in the stage:
 
     bert.embeddings … encoder.layer.11.attention
 
-Nodes of negligible time (a mask size computed in another stage, a transpose moved to its reader) interrupt neither a run
-nor a module.
+Nodes of negligible time (a mask size computed in another stage, a transpose moved to its reader) interrupt neither a
+run nor a module.
 """
 
 from __future__ import annotations

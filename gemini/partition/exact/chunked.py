@@ -3,8 +3,9 @@
     worker   0  1  2  3  0  1  2  3        two chunks on four workers
 
 Small problems are enumerated. Otherwise cuts move one at a time, each to the position that balances its two workers
-best, until none moves; then the cuts within the slack that transfer the fewest bytes. CP-SAT, where installed, moves all
-cuts at once within windows around these. The lower bound is the ideal time or the largest item; the gap is reported.
+best, until none moves; then the cuts within the slack that transfer the fewest bytes. CP-SAT, where installed, moves
+all cuts at once within windows around these. The lower bound is the ideal time or the largest item; the gap is
+reported.
 """
 
 from __future__ import annotations

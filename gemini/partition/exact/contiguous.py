@@ -5,10 +5,10 @@ Two dynamic programs over the cuts:
     find_fastest(…)    least bottleneck
     find_narrowest(…)  fewest bytes across cuts while no worker exceeds a time limit
 
-Both consider only cuts that a limit T on the bottleneck admits: the work before cut j is at most what the first j workers
-do in T, and the rest at most what the remaining workers do. Near the optimum these windows are narrow, so thousands of
-items are cheap. The limit starts at a bound that ignores memory and communication, found by bisection over a greedy
-fill, and is widened until cuts are found.
+Both consider only cuts that a limit T on the bottleneck admits: the work before cut j is at most what the first j
+workers do in T, and the rest at most what the remaining workers do. Near the optimum these windows are narrow, so
+thousands of items are cheap. The limit starts at a bound that ignores memory and communication, found by bisection over
+a greedy fill, and is widened until cuts are found.
 """
 
 from __future__ import annotations

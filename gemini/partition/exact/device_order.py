@@ -1,7 +1,7 @@
 """Stage slots: the worker of each contiguous segment, from the first stage to the last.
 
-Identical workers are interchangeable, so only orders that differ in speed, memory or pinned items are tried: all of them
-where they are few, else the given order and the orders by rising and falling speed.
+Identical workers are interchangeable, so only orders that differ in speed, memory or pinned items are tried: all of
+them where they are few, else the given order and the orders by rising and falling speed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Segment costs: items in one order, and the cost of every segment [start, end) of it.
 
-Compute time is additive, so prefix sums suffice. Shared amounts are not: a value counts once in a segment that reads but
-does not produce it, a parameter once in a segment that uses it. For a value produced at p and read at r and r', the
+Compute time is additive, so prefix sums suffice. Shared amounts are not: a value counts once in a segment that reads
+but does not produce it, a parameter once in a segment that uses it. For a value produced at p and read at r and r', the
 amount is a step function: a segment starting in (p, r] pays if it ends after r, one starting in (r, r'] if it ends
 after r'.
 

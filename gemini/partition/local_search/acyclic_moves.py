@@ -1,7 +1,7 @@
 """Acyclic moves: move an item to any block, if the graph of blocks stays acyclic.
 
-The graph of blocks is maintained with edge multiplicities. A move is tried on it; if no cycle appears, it is applied and
-the blocks are renumbered.
+The graph of blocks is maintained with edge multiplicities. A move is tried on it; if no cycle appears, it is applied
+and the blocks are renumbered.
 """
 
 from __future__ import annotations

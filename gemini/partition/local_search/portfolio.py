@@ -15,7 +15,7 @@ from gemini.partition.partition_problem import Problem
 
 
 def run_portfolio(problem: Problem) -> tuple[list[Candidate], list[Candidate], list[PartitionError]]:
-    """Return all candidates of the portfolio, the selected one of each partitioner, and the errors of those that fail."""
+    """Return all candidates, the selected candidate of each partitioner, and the errors of those that fail."""
     found: list[Candidate] = []
     chosen: list[Candidate] = []
     faults: list[PartitionError] = []

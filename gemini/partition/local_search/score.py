@@ -1,7 +1,7 @@
 """Score: rank candidate solutions.
 
-By memory beyond the limits, then idle workers, then the time of the most loaded worker, then the cut, then the number of
-stages.
+By memory beyond the limits, then idle workers, then the time of the most loaded worker, then the cut, then the number
+of stages.
 """
 
 from __future__ import annotations

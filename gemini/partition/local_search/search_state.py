@@ -1,7 +1,7 @@
 """Search state: a solution that moves modify. Items are in ordered blocks; each block belongs to a worker.
 
-Along every edge block numbers never decrease, so the blocks in order are the model. An item may move to any block between
-those of its predecessors and those of its successors:
+Along every edge block numbers never decrease, so the blocks in order are the model. An item may move to any block
+between those of its predecessors and those of its successors:
 
     blocks      0     1     2     3     4
                 ▲     ├── may move ──┤  ▲

@@ -1,7 +1,7 @@
 """Transfer costs: the values sent between workers and their cost.
 
-A value is sent once to each worker that reads it. With free links the cut is in MB and takes no time; otherwise it is in
-ms, value and gradient, and occupies the reading worker.
+A value is sent once to each worker that reads it. With free links the cut is in MB and takes no time; otherwise it is
+in ms, value and gradient, and occupies the reading worker.
 """
 
 from __future__ import annotations

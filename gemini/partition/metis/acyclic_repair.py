@@ -1,7 +1,7 @@
 """Acyclic repair: make the parts of METIS executable as stages.
 
-Parts are matched to workers by pins, empty parts are filled, and where every worker has one stage, parts are ordered and
-items that violate the order are moved.
+Parts are matched to workers by pins, empty parts are filled, and where every worker has one stage, parts are ordered
+and items that violate the order are moved.
 """
 
 from __future__ import annotations

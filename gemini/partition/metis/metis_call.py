@@ -78,8 +78,8 @@ class Metis:
 
 
 def _shares(problem: Problem) -> list[float]:
-    """Return the target share of each part. METIS fails on tiny shares, and on unequal shares of few items; later refinement
-    balances by speed."""
+    """Return the target share of each part. METIS fails on tiny shares, and on unequal shares of few items; later
+    refinement balances by speed."""
     speeds = [worker.speed for worker in problem.workers]
     if len(problem.items) < _FEW_ITEMS * problem.nparts:
         return [1 / len(speeds)] * len(speeds)

@@ -1,7 +1,7 @@
 """Partitioner `mpipe`: the best of mixed pipelines with several numbers of stages and of straight ones, refined.
 
-Its candidates include equal layers, contiguous cuts and the results of `acyclic` and `metis` (where METIS is installed),
-so it is never slower than those.
+Its candidates include equal layers, contiguous cuts and the results of `acyclic` and `metis` (where METIS is
+installed), so it is never slower than those.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Seeds of pieces: the heaviest cluster of each equal share of the work. Pieces are cut between adjacent seeds where the
-fewest bytes cross.
+"""Seeds of pieces: the heaviest cluster of each equal share of the work. Pieces are cut between adjacent seeds where
+the fewest bytes cross.
 
     clusters   ▂ ▂ █ ▂ ▃ ▂ ▇ ▂ ▂ ▂ █ ▃
     seeds          ▲       ▲       ▲

@@ -1,7 +1,7 @@
 """Partitioner `pipedream`: the best straight pipeline; the best replicated one is reported in its facts.
 
-A partition has one worker per stage, so the result is straight. The best pipeline with replicated stages is found by the
-same dynamic program and reported with its predicted time in `facts["replicated"]`.
+A partition has one worker per stage, so the result is straight. The best pipeline with replicated stages is found by
+the same dynamic program and reported with its predicted time in `facts["replicated"]`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Replicated pipelines: a stage may have several workers, which share its micro-batches and all-reduce its gradients
 after each batch.
 
-A stage of r replicas takes 1/r of the time plus a ring all-reduce of its gradients. The network may have levels (workers
-of a machine, machines): a stage of the outer level is a whole pipeline of the inner one.
+A stage of r replicas takes 1/r of the time plus a ring all-reduce of its gradients. The network may have levels
+(workers of a machine, machines): a stage of the outer level is a whole pipeline of the inner one.
 
     outer    ├───── 2 machines ─────┼── 1 machine ──┤
     inner    ├─ 3 workers ─┼─ 1 ────┤   …
@@ -101,7 +101,7 @@ def _solve(items: MergedItems, unit: Floats, network: Network) -> _Table:
 
 
 def _trace(nested: Levels, segment: tuple[int, int], workers: list[int]) -> list[ReplicatedStage]:
-    """Return the stages of a segment on workers; replicas of an inner pipeline have equal stages, whose workers are joined."""
+    """Return the stages of a segment on workers; workers of equal stages of inner replicas are joined."""
     if not nested:
         return [ReplicatedStage(*segment, tuple(workers))]
     (table, network), inner = nested[-1], nested[:-1]

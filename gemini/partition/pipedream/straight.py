@@ -16,7 +16,7 @@ from gemini.partition.pipedream.merged_items import MergedItems
 
 
 def find_straight(items: MergedItems, workers: Sequence[int]) -> tuple[float, list[int]] | None:
-    """Return the least bottleneck (ms) and the ends of stages, for the worker of each stage; None where nothing fits."""
+    """Return the least bottleneck (ms) and the stage ends, given the worker of each stage; None where nothing fits."""
     best = np.full(items.size + 1, np.inf)
     best[0] = 0.0
     origins = []
