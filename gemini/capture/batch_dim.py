@@ -41,34 +41,34 @@ class BatchLayout:
     size: int
     factors: tuple[int, ...] = ()
 
-    def places(self) -> list[tuple[int | None, int]]:
+    def sample_dims(self) -> list[tuple[int | None, int]]:
         """Return the sample dimension and factor of each input."""
         return list(zip(self.dims, self.factors or (1,) * len(self.dims), strict=True))
 
-    def samples(self, given: Sequence[torch.Tensor]) -> int | None:
+    def count_samples(self, given: Sequence[torch.Tensor]) -> int | None:
         """Return the number of samples of these tensors; None where they disagree or have none."""
         found = set()
-        for tensor, (dim, factor) in zip(given, self.places(), strict=True):
+        for tensor, (dim, factor) in zip(given, self.sample_dims(), strict=True):
             if dim is not None:
                 rows, rest = divmod(tensor.shape[dim], factor) if tensor.dim() > dim else (0, 1)
                 found.add(None if rest else rows)
         return found.pop() if len(found) == 1 else None
 
-    def cut(self, given: Sequence[torch.Tensor], start: int, length: int) -> list[torch.Tensor]:
+    def narrow(self, given: Sequence[torch.Tensor], start: int, length: int) -> list[torch.Tensor]:
         """Return the inputs of a range of samples, as views."""
         return [
             tensor if dim is None else tensor.narrow(dim, start * factor, length * factor)
-            for tensor, (dim, factor) in zip(given, self.places(), strict=True)
+            for tensor, (dim, factor) in zip(given, self.sample_dims(), strict=True)
         ]
 
-    def take(self, given: Sequence[torch.Tensor], start: int, length: int) -> list[torch.Tensor]:
+    def copy(self, given: Sequence[torch.Tensor], start: int, length: int) -> list[torch.Tensor]:
         """Return the inputs of a range of samples, as copies."""
         return [
             tensor if part is tensor else _like(part.detach().clone(), tensor)
-            for tensor, part in zip(given, self.cut(given, start, length), strict=True)
+            for tensor, part in zip(given, self.narrow(given, start, length), strict=True)
         ]
 
-    def times(self, given: Sequence[torch.Tensor], count: int) -> list[torch.Tensor]:
+    def repeat(self, given: Sequence[torch.Tensor], count: int) -> list[torch.Tensor]:
         """Return the samples repeated `count` times."""
         return [
             _like(torch.cat([tensor.detach()] * count, dim), tensor) if dim is not None else tensor
@@ -78,9 +78,9 @@ class BatchLayout:
     def resize(self, given: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], int]:
         """Return a batch of another size, and that size."""
         if self.size == 1:
-            return self.times(given, 2), 2
+            return self.repeat(given, 2), 2
         half = self.size // 2
-        return self.take(given, self.size - half, half), half
+        return self.copy(given, self.size - half, half), half
 
 
 def _like(tensor: torch.Tensor, original: torch.Tensor) -> torch.Tensor:
@@ -161,40 +161,42 @@ def find_batch_layout(
     `known`: the layout, if the caller knows it. These are the first runs of the model; a verdict from runs that changed
     attributes is repeated.
     """
-    if known is not None and (plan := _fit_plan(known, call.tensors)) is not None:
-        return plan
+    if known is not None and (layout := _fit_layout(known, call.tensors)) is not None:
+        return layout
     runnable: BatchLayout | None = None
     if any(tensor.device.type == "meta" for tensor in (*call.tensors, *model.parameters())):
         return next(candidate_layouts(call.tensors), None)
-    for plan in candidate_layouts(call.tensors):
-        if plan.size == 1:
-            return runnable or plan
-        verdict = _independent(model, call, plan, warmup)
+    for layout in candidate_layouts(call.tensors):
+        if layout.size == 1:
+            return runnable or layout
+        verdict = _are_independent(model, call, layout, warmup)
         if not verdict and warmup.attributes_changed:
-            verdict = _independent(model, call, plan, warmup)
-        if verdict is None and plan.size >= 4:  # one sample may be too few, for statistics or a check of the model
-            verdict = _independent(model, call, plan, warmup, few=2)
+            verdict = _are_independent(model, call, layout, warmup)
+        if verdict is None and layout.size >= 4:  # one sample may be too few, for statistics or a check of the model
+            verdict = _are_independent(model, call, layout, warmup, few=2)
         if verdict:
-            return plan
+            return layout
         if verdict is not None:
-            runnable = runnable or plan
+            runnable = runnable or layout
     return runnable
 
 
-def _fit_plan(plan: BatchLayout, given: Sequence[torch.Tensor]) -> BatchLayout | None:
+def _fit_layout(layout: BatchLayout, given: Sequence[torch.Tensor]) -> BatchLayout | None:
     """Return the layout with the number of samples of these tensors; None where it does not fit them."""
-    if len(plan.dims) != len(given):
+    if len(layout.dims) != len(given):
         return None
-    size = plan.samples(given)
-    return None if size is None else replace(plan, size=size)
+    size = layout.count_samples(given)
+    return None if size is None else replace(layout, size=size)
 
 
-def _independent(model: nn.Module, call: ModelCall, plan: BatchLayout, warmup: Warmup, few: int = 1) -> bool | None:
+def _are_independent(
+    model: nn.Module, call: ModelCall, layout: BatchLayout, warmup: Warmup, few: int = 1
+) -> bool | None:
     """Return whether the results of `few` samples depend on them alone; None where the model rejects the sizes."""
     results = []
     warmup.attributes_changed = False
     for start, length in ((0, 2 * few), (few, few)):
-        args, kwargs = call.arguments(plan.take(call.tensors, start, length))
+        args, kwargs = call.arguments(layout.copy(call.tensors, start, length))
         try:
             with eval_mode(model):
                 results.append([tensor for _, tensor in tensors(model(*args, **kwargs))])
@@ -236,17 +238,17 @@ def _near(half: torch.Tensor, one: torch.Tensor) -> bool:
     return bool(torch.allclose(half, one, rtol=1e-3, atol=1e-4 * (1 + largest), equal_nan=True))
 
 
-def second_batches(call: ModelCall, plan: BatchLayout | None) -> Iterator[tuple[str, list[torch.Tensor]]]:
+def second_batches(call: ModelCall, layout: BatchLayout | None) -> Iterator[tuple[str, list[torch.Tensor]]]:
     """Yield batches of the same sizes with other contents, the most different first; the model may reject some."""
     generator = torch.Generator().manual_seed(0)
     if all(tensor.device.type != "meta" for tensor in call.tensors):
         yield "other contents", [_shuffle(tensor, generator) for tensor in call.tensors]
-    if plan is not None and plan.size > 1:
+    if layout is not None and layout.size > 1:
         yield (
             "other order of samples",
             [
                 _like(tensor.detach().roll(factor, dim), tensor) if dim is not None else tensor
-                for tensor, (dim, factor) in zip(call.tensors, plan.places(), strict=True)
+                for tensor, (dim, factor) in zip(call.tensors, layout.sample_dims(), strict=True)
             ],
         )
 

@@ -77,7 +77,7 @@ class CaptureDriver:
     def _first_call(self) -> None:
         """Call the model on a few samples; raise its own error where it rejects the whole batch too."""
         layout = self.layout or next(candidate_layouts(self.call.tensors), None)
-        few = self.call.tensors if layout is None else layout.take(self.call.tensors, 0, min(2, layout.size))
+        few = self.call.tensors if layout is None else layout.copy(self.call.tensors, 0, min(2, layout.size))
         for given in (few, self.call.tensors):
             args, kwargs = self.call.arguments(given)
             try:
@@ -228,7 +228,7 @@ class CaptureDriver:
     def _match_repeats(self, first: Trace, graph: Graph, layout: BatchLayout, times: int) -> None:
         """Compare a micro-batch with a batch of `times` copies, over which the model's Python may loop."""
         try:
-            whole = trace(self.subject, layout.times(self.call.tensors, times), self.leaf_policy)
+            whole = trace(self.subject, layout.repeat(self.call.tensors, times), self.leaf_policy)
         except Exception as error:
             self.checked["half batch"] = f"the model rejects {times} times the batch: {type(error).__name__}"
             return

@@ -1,9 +1,9 @@
-"""Graph guards: what the branches of the model's Python depend on, and which of them can be checked before a run.
+"""Graph guards: the causes of branches of the model's Python, and the guards that can be checked before a run.
 
 Three analyses of guards:
 
 - `early_guards`: guards that need a few ops and not the model (a test of a mask). They run first, on the side, and a
-  call that breaks one goes to another variant before anything has run. Guards that follow from random numbers or from
+  call that breaks one goes to another variant before any node has run. Guards that depend on random numbers or on
   the results of modules are checked at their position.
 - `causing_inputs`: the inputs whose contents decide a branch. While these are the captured ones, so is the branch.
 - `finite_check_operand`: branches that only test whether all elements are finite (`if not torch.isfinite(x).all()`).
@@ -172,7 +172,7 @@ def content_causes(nodes: Sequence[Node], values: Iterable[Ref]) -> set[int]:
 
 
 def causing_inputs(nodes: Sequence[Node], values: Iterable[Ref]) -> set[int] | None:
-    """Return the inputs that determine some values by ops and functions alone; None where a buffer, say, does too."""
+    """Return the inputs that determine some values by ops and functions alone; None where another tensor does too."""
     causes = [nodes[index] for index in content_causes(nodes, values)]
     written = {root for node in causes for ref in node.mutates for root in memory_makers(nodes, ref.node)}
     if any(node.is_source and (node.kind != "input" or node.id in written) for node in causes):

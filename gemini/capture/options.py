@@ -1,4 +1,4 @@
-"""Capture options: what the caller already knows about a call, and how finely the model is opened."""
+"""Capture options: known facts about the captured call, and how finely the model is opened."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class CaptureOptions:
     opens_leaves: bool = False
 
     def sample_dims(self) -> list[tuple[int | None, int]]:
-        """Return the known sample dimension and factor of each input; empty where they are not known."""
-        return [] if self.batch is None else self.batch.places()
+        """Return the known sample dimension and factor of each input; empty where they are unknown."""
+        return [] if self.batch is None else self.batch.sample_dims()
 
 
 DEFAULT_OPTIONS = CaptureOptions()

@@ -16,7 +16,7 @@ import numpy as np
 
 from gemini.capture.source_location import is_model_code, name_of_call
 
-# Names by which Python code draws from torch's, Python's or NumPy's generators, without a trailing underscore.
+# Names of functions that use torch's, Python's or NumPy's generators, without a trailing underscore.
 _RNG_NAMES = frozenset(
     [
         "rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like", "random", "uniform",
@@ -29,7 +29,7 @@ _RNG_NAMES = frozenset(
 
 
 def names_rng(names: Iterable[str]) -> bool:
-    """Return whether one of the names that code uses is that of a function that draws random numbers."""
+    """Return whether one of the names that code uses is that of a function of random numbers."""
     return not _RNG_NAMES.isdisjoint(name.rstrip("_") for name in names)
 
 

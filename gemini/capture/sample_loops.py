@@ -13,7 +13,7 @@ the latter must be one of these, or the traces do not match:
 | the same as an earlier one          | a common subexpression (`gemini.capture.cse`)                                |
 
 Literals must be equal, except sample indices: `x[i]`, `out[i] = y`. The role of a node of the micro-batch describes
-it for the whole batch; `gemini.batch_analysis` draws the consequences.
+it for the whole batch; `gemini.batch_analysis` interprets the roles.
 
 | role  | for the whole batch                                                              |
 |-------|----------------------------------------------------------------------------------|
@@ -140,10 +140,10 @@ class LoopMatcher:
         for index, found in self.copies.items():
             whole = index in self.joins or index in self.lists
             if len(found) not in (1, self.times) or (whole and len(found) > 1):
-                raise LoopMismatch(self.few[index], "it runs for some of the samples")
+                raise LoopMismatch(self.few[index], "it runs for some of the samples only")
             if len(found) > 1 and _output_shapes(self.few[index]) != _output_shapes(self.many[found[0]]):
                 raise LoopMismatch(
-                    self.few[index], "what it makes of a sample has a size that depends on the batch size"
+                    self.few[index], "its result for one sample has a size that depends on the batch size"
                 )
 
     def _owner(self, node: Node) -> Node:
@@ -324,7 +324,7 @@ class LoopMatcher:
             role = self._role(self.first[node.id]) if roots else ""
             if role in ("each", "take"):
                 if any(self._role(self.first[root]) != "each" for root in roots):
-                    raise LoopMismatch(node, "a part of it that runs for every sample writes to what all have")
+                    raise LoopMismatch(node, "its operations per sample write to memory that all samples share")
                 continue
             for other in sorted({one for root in roots for one in touching.get(root, ())} - {node.id}):
                 self._check_order(node, other, is_put=role == "put")
@@ -334,7 +334,7 @@ class LoopMatcher:
         for number in range(1, self.times):
             places = [found[number] for _, found in sorted(self.copies.items()) if len(found) > 1]
             if places != sorted(places):
-                raise LoopMismatch(self.few[-1], "what it does with a sample comes in another order for another")
+                raise LoopMismatch(self.few[-1], "its operations run in another order for another sample")
 
     def _check_order(self, writer: Node, index: int, *, is_put: bool) -> None:
         other = self.first[index]
@@ -342,7 +342,7 @@ class LoopMatcher:
             return
         before, after = sorted((writer.id, other))
         if max(self.copies[before]) > min(self.copies[after]):
-            raise LoopMismatch(writer, "what it does with the samples one by one is mixed with what it does with all")
+            raise LoopMismatch(writer, "its operations per sample are interleaved with operations on all samples")
 
 
 def _place(node: Node) -> tuple[Any, ...]:

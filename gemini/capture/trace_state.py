@@ -1,6 +1,6 @@
 """Trace state: the nodes recorded so far, and the origin of every tensor that the model's Python may hold.
 
-Tensors are known by identity. What cannot be traced back is refused by raising `TraceRefused`.
+Tensors are identified by object identity. A tensor without an origin is refused by raising `TraceRefused`.
 """
 
 from __future__ import annotations
@@ -248,7 +248,7 @@ class TraceState:
 
 
 BRANCHES_ON_RESULTS = "its Python code branches on values the model computes"
-USES_HOST_RNG = "its Python code draws from Python's or NumPy's generator"
+USES_HOST_RNG = "its Python code uses Python's or NumPy's generator"
 
 
 def meta_of(tensor: torch.Tensor) -> TensorMeta:

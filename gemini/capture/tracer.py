@@ -86,7 +86,7 @@ class Tracer(TorchFunctionMode, OpaqueCallRecorder):  # type: ignore[misc]
         return self._record(func, name, args, kwargs)
 
     def _record_random_scalar(self, output: Any) -> None:
-        """Record a random scalar, or force the one that is given."""
+        """Record a random scalar, after forcing its value if one is set."""
         if type(output) is torch.Tensor and output.numel() == 1:
             forced = self.forced_scalars.get(len(self.nodes))
             if forced is not None and forced.shape == output.shape and forced.dtype == output.dtype:

@@ -32,7 +32,7 @@ _MANY = 250
 def draw_graph(
     graph: Graph, path: str | Path, stages: Mapping[int, int] | Sequence[int] | None = None, fold: int | None = None
 ) -> None:
-    """Write a picture; the suffix of `path` gives the format (svg, pdf, png, dot)."""
+    """Write a picture in the format of the suffix of `path` (svg, pdf, png, dot)."""
     try:
         import pygraphviz
     except ImportError:

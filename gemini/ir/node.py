@@ -93,13 +93,13 @@ class Node:
 
     @property
     def wrapped(self) -> str:
-        """The kind of checkpoint that whoever calls the node puts around it; "" where its own forward does so."""
+        """The kind of checkpoint that the caller applies to the node; "" where its own forward applies one."""
         return "" if self.checkpoint.startswith("own ") else self.checkpoint
 
 
 @dataclass(frozen=True)
 class Guard:
-    """A fact the model's Python relied on: `expr` evaluated to `expected` when the trace had run `position` nodes."""
+    """A condition of the model's Python: `expr` evaluated to `expected` after `position` nodes of the trace."""
 
     expr: Expr
     expected: Any

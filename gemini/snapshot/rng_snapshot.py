@@ -42,7 +42,7 @@ class GeneratorStates(HostGenerators):
 
 @contextmanager
 def preserve_rng_state() -> Iterator[None]:
-    """Whatever draws inside, libraries that we use too, the program's random numbers stay its own."""
+    """Restore all generator states at the end of the block."""
     generators = GeneratorStates()
     try:
         yield
