@@ -109,7 +109,7 @@ class AttributeTracker:
         for part in module.modules() if module is not None else ():
             self.last[id(part)] = _own(part)
 
-    def assigned_since(self, module: nn.Module, touched: bool) -> Iterator[tuple[str, str, Any, bool]]:
+    def writes_since(self, module: nn.Module, touched: bool) -> Iterator[tuple[str, str, Any, bool]]:
         """Yield (module, attribute, value, whether it changed) of the glue's writes to a module or its children.
 
         With `touched`, also writes of an equal value: the module itself may change the attribute by the next call.

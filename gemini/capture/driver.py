@@ -99,7 +99,7 @@ class CaptureDriver:
 
     def _refine(self) -> Graph:
         held = (*self.call.tensors, *self.model.parameters())
-        with self.saved.watching(), prefer_deterministic(held), refuse_training():
+        with self.saved.watch_writes(), prefer_deterministic(held), refuse_training():
             self.layout = find_batch_layout(self.model, self.call, self.warmup, self.options.batch)
             self.warmup.finish(self._first_call)
             while True:
@@ -142,10 +142,10 @@ class CaptureDriver:
         try:
             first = trace(self.subject, self.call.tensors, self.leaf_policy)
         except TraceRefused:
-            if self.warmed_up or not self.saved.attributes.changed():
+            if self.warmed_up or not self.saved.attributes.find_changes():
                 raise
         else:
-            if self.warmed_up or not self.saved.attributes.changed():
+            if self.warmed_up or not self.saved.attributes.find_changes():
                 return first
         self.warmed_up = True
         self.warmup.warm_up(self._first_call)

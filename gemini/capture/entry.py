@@ -28,7 +28,7 @@ def capture(
 ) -> Graph:
     """Capture a model as a graph, on one batch.
 
-    `depth` and `basic_blocks` keep modules opaque: from a nesting depth on, by class or by name.
+    `depth` and `basic_blocks` make modules opaque: from a nesting depth on, by class or by name.
     """
     if not isinstance(model, nn.Module):
         raise CaptureError(f"capture needs an nn.Module, got {type(model).__name__}")

@@ -112,7 +112,7 @@ def _refuse_state(model: nn.Module, tracer: Tracer, saved: ModelSnapshot) -> Non
     """Raise TraceRefused for open modules whose Python changed attributes, which a graph would not repeat."""
     whole = {node.target for node in tracer.nodes if node.kind in MODULES}
     open_names = set(glue_modules(model, whole))
-    for name, changed in saved.attributes.changed().items():
+    for name, changed in saved.attributes.find_changes().items():
         attributes = [key for key in changed if (name, key) not in tracer.assigned]
         if name in open_names and attributes:
             scope = next((node.scope for node in tracer.nodes if name in node.scope), ("",))

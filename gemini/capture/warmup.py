@@ -31,7 +31,7 @@ class Warmup:
 
     def after_run(self) -> None:
         """Restore the changes of a run, or decide which of them remain."""
-        if self.between is None and not self.saved.attributes.changed():
+        if self.between is None and not self.saved.attributes.find_changes():
             self.saved.restore_tensors()
             return
         if self.between is None:
@@ -39,7 +39,7 @@ class Warmup:
             self.written = _changed_parameters(self.saved)
             self.saved.restore_tensors()
             return
-        always, first = self.between.changed(), self.saved.attributes.changed()
+        always, first = self.between.find_changes(), self.saved.attributes.find_changes()
         initialized = {name: keys for name, keys in first.items() if _owns_written(self.model, name, self.written)}
         again = _registered_again(self.model, first, self.saved.attributes)
         self.saved.attributes.restore(only=_join(_join(always, initialized), again))
@@ -80,7 +80,7 @@ def _changed_parameters(saved: ModelSnapshot) -> set[str]:
     parameters = {name for name, _ in saved.model.named_parameters()}
     return {
         copy.name
-        for copy in saved.written()
+        for copy in saved.written_tensors()
         if copy.name in parameters and not torch.equal(copy.tensor.detach(), copy.before)
     }
 

@@ -129,7 +129,7 @@ class ModelCall:
             _plain_forms[self.plain] = self.form
 
     @cached_property
-    def like(self) -> tuple[Any, ...] | None:
+    def metadata_key(self) -> tuple[Any, ...] | None:
         """A key equal for calls that differ in contents only; None where an argument is not a tensor."""
         if self.plain is None:
             return None

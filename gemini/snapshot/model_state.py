@@ -51,7 +51,7 @@ class AttributeSnapshot:
         }
         self.slots = {name: tuple(dict(held) for held in _slots(module)) for name, module in self.modules.items()}
 
-    def changed(self) -> dict[str, list[str]]:
+    def find_changes(self) -> dict[str, list[str]]:
         """Return the modules whose attributes, buffers or parameters have changed, with the attribute names."""
         found: dict[str, list[str]] = {}
         seen: dict[int, bool] = {}
@@ -128,7 +128,7 @@ def _memory(held: Iterable[tuple[str, torch.Tensor]]) -> list[tuple[str, torch.T
 class ModelSnapshot:
     """Everything that a run may change. `restore` may be called any number of times.
 
-    Tensors are copied at once; with `watch`, inside `watching()`, each before its first write.
+    Tensors are copied at once; with `watch`, inside `watch_writes()`, each before its first write.
     """
 
     def __init__(self, model: nn.Module, *, watch: bool = False) -> None:
@@ -143,7 +143,7 @@ class ModelSnapshot:
         self.add_new_tensors()
 
     @contextmanager
-    def watching(self) -> Iterator[None]:
+    def watch_writes(self) -> Iterator[None]:
         """Copy each tensor before its first write, until the block ends."""
         if self.writes is None:
             yield
@@ -163,7 +163,7 @@ class ModelSnapshot:
         else:
             self.copies = [TensorCopy(name, tensor, tensor.detach().clone()) for name, tensor in held]
 
-    def written(self) -> list[TensorCopy]:
+    def written_tensors(self) -> list[TensorCopy]:
         """Return the tensors that runs have or may have written, each with its contents before."""
         return self.copies if self.writes is None else self.writes.copies
 

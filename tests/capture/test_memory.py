@@ -122,13 +122,13 @@ def test_writes_are_seen_however_they_are_made():
     model = Writer()
     before = [t.detach().clone() for t in (*model.parameters(), *model.buffers(), model.plain, model.inside[0])]
     saved = ModelSnapshot(model, watch=True)
-    with saved.watching():
+    with saved.watch_writes():
         for _ in range(2):
             model(torch.ones(1))
             saved.restore()
             now = (*model.parameters(), *model.buffers(), model.plain, model.inside[0])
             assert all(torch.equal(a, b) for a, b in zip(before, now))
-    assert len(saved.written()) == len(before)
+    assert len(saved.written_tensors()) == len(before)
 
 
 def test_weights_initialized_from_the_first_batch_wait_for_the_users_batch():

@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 import torch
-from conformance.zoo.checking import differences
+from conformance.zoo.graph_checks import differences
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 

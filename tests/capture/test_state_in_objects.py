@@ -52,8 +52,8 @@ def test_changes_are_seen_and_undone(where: str, name: str) -> None:
     held, before = AttributeSnapshot(model), model.traces()
     meter = model.meter
     model(torch.ones(1, 2))
-    assert held.changed() == ({"": [name]} if name else {})
+    assert held.find_changes() == ({"": [name]} if name else {})
     held.restore()
     assert model.traces() == before
     assert model.meter is meter
-    assert not held.changed()
+    assert not held.find_changes()

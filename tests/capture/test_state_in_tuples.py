@@ -87,14 +87,14 @@ def test_changes_are_seen_and_undone(name: str) -> None:
     make, change, look = STATES[name]
     model = Holding(make(), change)
     held, saved, before, live = AttributeSnapshot(model), ModelSnapshot(model), look(model.held), model.held
-    assert not held.changed()
+    assert not held.find_changes()
     model(torch.ones(1, 2))
     assert look(model.held) != before
-    assert held.changed() == {"": ["held"]}
+    assert held.find_changes() == {"": ["held"]}
     held.restore()
     assert look(model.held) == before
     assert model.held is live
-    assert not held.changed()
+    assert not held.find_changes()
     model(torch.ones(1, 2))
     saved.restore()
     assert look(model.held) == before
@@ -103,9 +103,9 @@ def test_changes_are_seen_and_undone(name: str) -> None:
 @pytest.mark.parametrize("held", [itertools.count(), iter([1, 2]), (number for number in range(3))])
 def test_modules_with_iterators_are_not_tried_out(held: Any) -> None:
     assert (
-        ExternalReads(Holding((held,), lambda held: next(held[0]))).obstacle() == "it holds an iterator, Holding.held"
+        ExternalReads(Holding((held,), lambda held: next(held[0]))).find_permanent() == "it holds an iterator, Holding.held"
     )
-    assert not ExternalReads(Holding([1, 2], len)).obstacle()
+    assert not ExternalReads(Holding([1, 2], len)).find_permanent()
 
 
 class Batches:
@@ -124,7 +124,7 @@ class Batches:
 
 def test_iterators_of_the_program_can_be_put_back() -> None:
     model = Holding(Batches(), next)
-    assert not ExternalReads(model).obstacle()
+    assert not ExternalReads(model).find_permanent()
     held = AttributeSnapshot(model)
     model(torch.ones(1, 2))
     held.restore()

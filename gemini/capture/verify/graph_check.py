@@ -144,9 +144,10 @@ class GraphChecker:
 
     def _with_all_writes(self, seen: StepObservation) -> StepObservation:
         """Return an observation with all tensors that any run has written; those not written by this run as before."""
-        return replace(seen, buffers={copy.name: contents(copy.before) for copy in self.saved.written()} | seen.buffers)
+        before = {copy.name: contents(copy.before) for copy in self.saved.written_tensors()}
+        return replace(seen, buffers=before | seen.buffers)
 
-    # ── a closer look ──────────────────────────────────────────────────────────────────────────────────────────
+    # ── by element ─────────────────────────────────────────────────────────────────────────────────────────────
     def _compare_closely(self, what: str, graph: Graph, given: Sequence[torch.Tensor], gradients: bool) -> Differences:
         """Return the differences by element that the noise of the model does not explain, in several runs."""
         reference = self._observe(what, self._model, given, gradients, keep_gradient)

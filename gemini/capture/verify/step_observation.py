@@ -84,7 +84,7 @@ def observe_finished(
     if saved is None:
         state = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
     else:
-        state = {copy.name: contents(copy.tensor) for copy in saved.written()} | _attributes(saved)
+        state = {copy.name: contents(copy.tensor) for copy in saved.written_tensors()} | _attributes(saved)
     outputs, inputs = [tensor.detach().clone() for tensor in made], [tensor.detach() for tensor in given]
     seen = StepObservation(structure_of(output), outputs, state, inputs, _plain_parts(arguments))
     seen.finite = all(bool(torch.isfinite(t).all()) for t in made if _is_real(t))
@@ -117,7 +117,7 @@ def argument_difference(expected: StepObservation, found: StepObservation) -> st
 def _attributes(saved: ModelSnapshot) -> dict[str, torch.Tensor]:
     """Return the tensors in attributes that have changed."""
     found = {}
-    for name, keys in saved.attributes.changed().items():
+    for name, keys in saved.attributes.find_changes().items():
         own = vars(saved.model.get_submodule(name))
         found.update({f"{name}.{key}": contents(own[key]) for key in keys if isinstance(own.get(key), torch.Tensor)})
     return found
