@@ -88,7 +88,7 @@ def contradictory_pins(problem: Problem) -> list[str]:
     import networkx as nx
 
     depends = nx.DiGraph()
-    witness: list[dict[int, int]] = []  # of each item: for every part before it, an item pinned there
+    witness: list[dict[int, int]] = []  # of each item: for every part before it, an item pinned to that part
     for at, item in enumerate(problem.items):
         before: dict[int, int] = {}
         for one in problem.predecessors[at]:

@@ -45,7 +45,7 @@ def multilevel_candidates(problem: Problem) -> list[Candidate]:
     """Return the candidates of several coarsenings."""
     check_size(problem)
     rng = random.Random(problem.options.seed)
-    return [answer for _ in range(_TRIES) for answer in _refine_levels(problem, coarsen(problem, rng), rng)]
+    return [candidate for _ in range(_TRIES) for candidate in _refine_levels(problem, coarsen(problem, rng), rng)]
 
 
 def coarsen(problem: Problem, rng: random.Random) -> list[CoarseLevel]:
@@ -76,14 +76,14 @@ def _match_pairs(problem: Problem, most_ms: float, rng: random.Random) -> Cluste
 def _refine_levels(problem: Problem, levels: list[CoarseLevel], rng: random.Random) -> list[Candidate]:
     """Cut the coarsest level and refine the candidates down to the items."""
     coarsest = levels[-1].problem if levels else problem
-    answers = sorted(acyclic_candidates(coarsest, rng, _STARTS), key=lambda answer: answer.key)
-    chosen = dict.fromkeys((answers[0], select_within_slack(answers, problem.options.slack)))
+    candidates = sorted(acyclic_candidates(coarsest, rng, _STARTS), key=lambda candidate: candidate.key)
+    chosen = dict.fromkeys((candidates[0], select_within_slack(candidates, problem.options.slack)))
     finer = [problem, *(level.problem for level in levels)]
     found = []
-    for answer in chosen:
+    for candidate in chosen:
         for at in range(len(levels) - 1, -1, -1):
-            stage_of = [answer.stage_of[cluster] for cluster in levels[at].cluster_of]
-            start = evaluate(finer[at], stage_of, answer.worker_of, "multilevel")
-            answer = improve(finer[at], start, "advanced", rng)
-        found += [answer, improve(problem, answer, "global", rng)]
+            stage_of = [candidate.stage_of[cluster] for cluster in levels[at].cluster_of]
+            start = evaluate(finer[at], stage_of, candidate.worker_of, "multilevel")
+            candidate = improve(finer[at], start, "advanced", rng)
+        found += [candidate, improve(problem, candidate, "global", rng)]
     return found

@@ -115,8 +115,8 @@ class CudaStopwatch(Stopwatch):
         while last + 1 < len(earlier.entries) and total < _QUEUE:
             total += earlier.entries[last].launches + 2
             last += 1
-        taken = (earlier.entries[last].started - earlier.entries[first].started) * 1e3
-        pause = min(_LONGEST_PAUSE, _MARGIN * (taken + earlier.entries[last].host_ms))
+        elapsed = (earlier.entries[last].started - earlier.entries[first].started) * 1e3
+        pause = min(_LONGEST_PAUSE, _MARGIN * (elapsed + earlier.entries[last].host_ms))
         with torch.cuda.device(self.device):
             torch.cuda._sleep(int(pause * _CYCLES_PER_MS))
 

@@ -67,12 +67,12 @@ class WorkCounter(TorchDispatchMode):  # type: ignore[misc]
         """Run a kernel and count it."""
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
-        given, made = tensors_of((*args, *kwargs.values())), tensors_of((out,))
-        if made and not _is_view(func, given, made):
+        arguments, made = tensors_of((*args, *kwargs.values())), tensors_of((out,))
+        if made and not _is_view(func, arguments, made):
             flops = _flops(func._overloadpacket, args, kwargs, out)
-            dtype = str(given[0].dtype if given else made[0].dtype).removeprefix("torch.")
+            dtype = str(arguments[0].dtype if arguments else made[0].dtype).removeprefix("torch.")
             # A gather reads only as much of its first argument as it returns.
-            read = [made[0], *given[1:]] if str(func._overloadpacket) in _GATHERS else given
+            read = [made[0], *arguments[1:]] if str(func._overloadpacket) in _GATHERS else arguments
             size = sum(_nbytes(tensor) for tensor in (*read, *made))
             count = flops if flops is not None else sum(tensor.numel() for tensor in made)
             self.seen[dtype, flops is not None, count, size] += 1
@@ -109,8 +109,8 @@ def _nbytes(tensor: torch.Tensor) -> int:
     return int(count if tensor.layout == torch.strided else tensor.numel()) * int(tensor.element_size())
 
 
-def _is_view(func: Any, given: list[torch.Tensor], made: list[torch.Tensor]) -> bool:
-    return bool(func.is_view) or (not func._schema.is_mutable and any(out is x for out in made for x in given))
+def _is_view(func: Any, arguments: list[torch.Tensor], made: list[torch.Tensor]) -> bool:
+    return bool(func.is_view) or (not func._schema.is_mutable and any(out is x for out in made for x in arguments))
 
 
 def _flops(packet: Any, args: Any, kwargs: Any, out: Any) -> int | None:

@@ -48,7 +48,7 @@ class LinkProfile:
         for name in ("latency_ms", "bandwidth"):
             value = getattr(self, name)
             if not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
-                raise ProfileError(f"invalid {name} of a link: {value!r}\n    → measure the link again")
+                raise ProfileError(f"invalid link: {name} {value!r}\n    → measure the link again")
 
     def cost_ms(self, nbytes: float) -> float:
         """Return the time of a transfer."""

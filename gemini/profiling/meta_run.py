@@ -54,8 +54,8 @@ class MetaInterpreter(GraphWalk):
         if not self.is_relocated or node.kind not in MODULES:
             return super()._call(node, args, kwargs)
         module: nn.Module = self.model.get_submodule(node.target) if node.target else self.model
-        held = (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))
-        return functional_call(module, {name: self.substitute(tensor) for name, tensor in held}, args, kwargs)
+        used = (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))
+        return functional_call(module, {name: self.substitute(tensor) for name, tensor in used}, args, kwargs)
 
     def _advance(self, node: Node) -> None:
         try:
@@ -80,9 +80,9 @@ def count_node(
     """Return (memory, forward work, backward work, reason why only sizes are known)."""
     try:
         isolated = IsolatedNode(walk, node, flow)
-        held = [walk.substitute(tensor) for tensor in flow.model_tensors[node.id]]
+        used = [walk.substitute(tensor) for tensor in flow.model_tensors[node.id]]
         with walk.node_context(node), LiveMemory() as watch:
-            return (*count_isolated(isolated, watch, held), "")
+            return (*count_isolated(isolated, watch, used), "")
     except Exception as error:
         reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
         return (*estimate_from_sizes(walk.graph, node, flow), reason)

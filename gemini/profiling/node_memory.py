@@ -53,11 +53,11 @@ class SavedTensors:
             self.sizes[key] = int(tensor.untyped_storage().nbytes())
         return tensor.detach()  # the tensor itself would form a reference cycle with its autograd history
 
-    def summarize(self, inputs: list[Any], outputs: list[Any], held: list[torch.Tensor]) -> NodeMemory:
+    def summarize(self, inputs: list[Any], outputs: list[Any], used: list[torch.Tensor]) -> NodeMemory:
         """Return own memory and positions, without peaks."""
         input_keys = [storage_key(tensor) for tensor in inputs]
         output_keys = [storage_key(tensor) for tensor in outputs]
-        known = {*input_keys, *output_keys, *(storage_key(tensor) for tensor in held)}
+        known = {*input_keys, *output_keys, *(storage_key(tensor) for tensor in used)}
         own = sum(size for key, size in self.sizes.items() if key not in known)
         aliases = tuple(input_keys.index(key) if key and key in input_keys else -1 for key in output_keys)
         return NodeMemory(
@@ -87,11 +87,11 @@ class LiveMemory(TorchDispatchMode):  # type: ignore[misc]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run a kernel and count the storages that it returns."""
         kwargs = kwargs or {}
-        given = {key for leaf in tensors_of((*args, *kwargs.values())) if (key := storage_key(leaf))}
+        arguments = {key for leaf in tensors_of((*args, *kwargs.values())) if (key := storage_key(leaf))}
         out = func(*args, **kwargs)
         for leaf in tensors_of((out,)):
             key = storage_key(leaf)
-            if key and key not in given:
+            if key and key not in arguments:
                 self._count(key, leaf.untyped_storage())
         return out
 

@@ -91,8 +91,8 @@ class IsolatedNode:
         if not grad_outputs:
             return None
         if self.node.checkpoint.endswith("reentrant"):  # its recomputation is not part of the autograd graph
-            held = [self.walk.substitute(tensor) for tensor in self.flow.model_tensors[self.node.id]]
-            return AccumulatingBackward(grad_outputs, self.starts, [tensor for tensor in held if tensor.requires_grad])
+            used = [self.walk.substitute(tensor) for tensor in self.flow.model_tensors[self.node.id]]
+            return AccumulatingBackward(grad_outputs, self.starts, [tensor for tensor in used if tensor.requires_grad])
         return NodeBackward(grad_outputs, self.starts, self._ends(grad_outputs))
 
     def _ends(self, grad_outputs: list[GradientOutput]) -> list[torch.Tensor]:
@@ -223,15 +223,15 @@ def find_leaves(edges: Sequence[GradientEdge]) -> list[torch.Tensor]:
 
 
 def count_isolated(
-    isolated: IsolatedNode, watch: MemoryWatch, held: list[torch.Tensor]
+    isolated: IsolatedNode, watch: MemoryWatch, used: list[torch.Tensor]
 ) -> tuple[NodeMemory, KernelCounts, KernelCounts]:
-    """Run a node once, untimed; return (memory, forward work, backward work). `held` are the model tensors it uses."""
+    """Run a node once, untimed; return (memory, forward work, backward work). `used` are the model tensors it uses."""
     saved = SavedTensors()
     with WorkCounter() as counter:
         with saved.recording():
             result = isolated.forward()
         forward_work, forward_peak = counter.take(), watch.peak_mb()
-        memory = saved.summarize(_input_tensors(isolated), isolated.outputs(result), held)
+        memory = saved.summarize(_input_tensors(isolated), isolated.outputs(result), used)
         watch.restart()
         backward = isolated.backward(result)
         if backward is None:

@@ -54,11 +54,11 @@ def summarize(readings: Sequence[float]) -> Reading:
     middle = statistics.median(readings)
     spread = _SIGMA * _deviation(readings, middle)
     limit = middle + REJECT * max(spread, _FLOOR * middle)
-    kept = [value for value in readings if value <= limit]
-    ms = statistics.median(kept)
-    spread = _SIGMA * _deviation(kept, ms)
-    noise = spread / ms / math.sqrt(len(kept)) if ms > 0 else 0.0
-    return Reading(ms, noise, len(readings), len(readings) - len(kept))
+    accepted = [value for value in readings if value <= limit]
+    ms = statistics.median(accepted)
+    spread = _SIGMA * _deviation(accepted, ms)
+    noise = spread / ms / math.sqrt(len(accepted)) if ms > 0 else 0.0
+    return Reading(ms, noise, len(readings), len(readings) - len(accepted))
 
 
 def _deviation(values: Sequence[float], middle: float) -> float:

@@ -112,15 +112,15 @@ def _probe_modules() -> list[tuple[nn.Module, tuple[int, ...]]]:
 
 
 def _measure(device: Device, module: nn.Module, shape: tuple[int, ...]) -> list[tuple[KernelCounts, float]]:
-    given = torch.ones(shape, device=device.torch_device, requires_grad=True)
-    ends = (given, *module.parameters())
-    gradient = torch.ones_like(module(given))
-    forward_work, backward_work = _count(module, given, ends, gradient)
+    inputs = torch.ones(shape, device=device.torch_device, requires_grad=True)
+    ends = (inputs, *module.parameters())
+    gradient = torch.ones_like(module(inputs))
+    forward_work, backward_work = _count(module, inputs, ends, gradient)
     earlier: Stopwatch | None = None
     for _ in range(2 if device.is_asynchronous else 1):
         watch = device.stopwatch(earlier)
         for index in range(_TRIES):
-            result = watch.time(("forward", index), lambda: module(given))
+            result = watch.time(("forward", index), lambda: module(inputs))
             watch.time(("backward", index), partial(differentiate, (result,), (gradient,), ends), 2)
         earlier = watch
     spans = watch.read()
@@ -131,10 +131,10 @@ def _measure(device: Device, module: nn.Module, shape: tuple[int, ...]) -> list[
 
 
 def _count(
-    module: nn.Module, given: Any, ends: tuple[Any, ...], gradient: torch.Tensor
+    module: nn.Module, inputs: Any, ends: tuple[Any, ...], gradient: torch.Tensor
 ) -> tuple[KernelCounts, KernelCounts]:
     with WorkCounter() as counter:
-        result = module(given)
+        result = module(inputs)
         first = counter.take()
         differentiate((result,), (gradient,), ends)
         return first, counter.take()

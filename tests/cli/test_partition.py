@@ -54,7 +54,7 @@ def test_measured_and_from_a_saved_profile(run):
     assert main(["profile", "cut_models.py:make", "--analytic", "h100", "--save", "saved.json"]) == 0
     code, text, _ = run("--nparts", "2", "--profile", "saved.json", analytic=False)
     assert code == 0
-    assert "times of h100" in text
+    assert "times on h100" in text
 
 
 def test_json_and_files(run, tmp_path):
@@ -124,12 +124,12 @@ def test_constraints(run):
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
-        (["--nparts", "0"], "ask for 1 or more"),
+        (["--nparts", "0"], "request 1 or more"),
         (["--nparts", "50"], "is the most"),
         (["--partitioner", "exat"], "did you mean 'exact'"),
         (["--schedule", "1f1"], "did you mean '1f1b'"),
         (["--memory", "1,2,3"], "3 entries for 2 workers"),
-        (["--memory", "x"], "'x' is no number"),
+        (["--memory", "x"], "'x' is not a number"),
         (["--speed", "0"], "a number above 0"),
         (["--memory", "0.0000001"], "→"),
         (["--pin", "0"], "write a scope and a worker"),

@@ -34,7 +34,7 @@ def test_a_second_profile_comes_from_the_cache(graph, tmp_path):
     again = profile(graph, (tokens(),), cache=tmp_path, rounds=1)
     assert costs(first) == costs(again)
     classes = len({cost.node_class for cost in first})
-    assert again.notes == (f"{classes} of {classes} classes from the cache",)
+    assert again.notes == (f"{classes} of {classes} classes read from the cache",)
     assert len(list(tmp_path.iterdir())) == classes
     assert again.check is not None  # the step is measured each time, so an old profile shows
 
@@ -97,7 +97,7 @@ def test_changed_code_is_another_entry(tmp_path, monkeypatch):
     profile(capture(model, (torch.ones(2, 4),)), cache=tmp_path, rounds=1, check=False)
     monkeypatch.setattr(Scaled, "forward", lambda self, x: (x * 2).exp().log())
     again = profile(capture(model, (torch.ones(2, 4),)), cache=tmp_path, rounds=1, check=False)
-    assert again.notes == ("1 of 2 classes from the cache",)
+    assert again.notes == ("1 of 2 classes read from the cache",)
 
 
 def test_a_folder_that_cannot_be_written_is_no_error(graph, tmp_path):
@@ -135,7 +135,7 @@ def test_code_under_the_same_name_is_told_apart_by_all_that_it_runs(tmp_path):
         graph = capture(model, (torch.ones(2, 4),), basic_blocks=("Edited",))
         found = profile(graph, (torch.ones(2, 4),), cache=tmp_path, rounds=1, check=False)
         # A sum over the rows has other sizes, and with them the layer before another gradient.
-        assert found.notes in ((), ("1 of 2 classes from the cache",)), body
+        assert found.notes in ((), ("1 of 2 classes read from the cache",)), body
 
 
 def _write(folder):

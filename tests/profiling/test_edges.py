@@ -8,7 +8,7 @@ import sys
 PROGRAM = """
 import torch
 from gemini.autograd_engine import differentiate, edge_of
-from gemini.profiling.detach import cut
+from gemini.profiling.detach import detach_with_grad
 
 class Twice(torch.autograd.Function):
     @staticmethod
@@ -21,7 +21,7 @@ class Twice(torch.autograd.Function):
 
 kept = []
 for _ in range(2000):
-    used, unused = cut(torch.randn(4)), cut(torch.randn(4))
+    used, unused = detach_with_grad(torch.randn(4)), detach_with_grad(torch.randn(4))
     kept.append((edge_of(Twice.apply(used)), edge_of(used), edge_of(unused)))
     del used, unused
 filled = [torch.randn(3) for _ in range(20000)]  # the freed memory is used for something else

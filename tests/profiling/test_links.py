@@ -28,7 +28,7 @@ def test_times_that_do_not_grow_have_no_bandwidth_limit():
 
 
 def test_wrong_readings():
-    with pytest.raises(ProfileError, match="one time a size"):
+    with pytest.raises(ProfileError, match="one time per size"):
         fit_link(SIZES, (1.0,))
     with pytest.raises(ProfileError, match="latency_ms nan"):
         LinkProfile("gloo", float("nan"), 1.0)

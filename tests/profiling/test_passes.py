@@ -93,8 +93,8 @@ def test_on_another_device_only_the_parameters_of_one_node_are_copied(monkeypatc
     model, batch = Wide(), torch.randn(2, 64)
     graph = capture(model, (batch,))
     largest = max(sum(p.numel() * 4 for p in layer.parameters()) for layer in model.layers) / MB
-    monkeypatch.setattr(profiler, "is_elsewhere", lambda *_: True)
-    monkeypatch.setattr(graph_walk, "is_elsewhere", lambda *_: True)
+    monkeypatch.setattr(profiler, "is_on_other_device", lambda *_: True)
+    monkeypatch.setattr(graph_walk, "is_on_other_device", lambda *_: True)
     gc.collect()
     with LiveMemory() as memory:
         found = profile(graph, (batch,), cache=False, rounds=1)
@@ -149,7 +149,7 @@ def test_where_a_step_does_not_fit_nodes_are_measured_one_at_a_time(monkeypatch)
     assert {cost.source for cost in found} == {"measured"}
     assert found.check is None
     assert found.unchecked == "a whole step does not fit on cpu"
-    assert found.notes == ("nodes were measured one at a time, as a whole step does not fit",)
+    assert found.notes == ("nodes were measured one at a time, since a whole step does not fit",)
     assert all(cost.forward_ms > 0 for cost in found)
 
 

@@ -171,7 +171,7 @@ def test_where_the_made_up_batch_is_wrong_a_real_one_is_asked_for():
     args = torch.tensor([1, 2, 3, 4]), torch.tensor([0, 2])
     graph = capture(torch.nn.ModuleDict({"bag": model})["bag"], args)
     assert profile(graph, args, cache=False, rounds=1).check is not None
-    with pytest.raises(ProfileError, match=r"→ give a batch that the model accepts"):
+    with pytest.raises(ProfileError, match=r"→ pass a batch that the model accepts"):
         profile(graph, cache=False, rounds=1)
 
 

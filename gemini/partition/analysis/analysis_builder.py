@@ -35,7 +35,7 @@ _NAMED = 6
 def analyse(graph: Graph, profile: Profile, partition: Partition, options: Options | None = None) -> Analysis:
     """Analyse a partition on a profile; `options` default to those of the partition.
 
-    The profile may differ from the one that the partition was computed on, which is the fair way to compare partitions.
+    The profile may differ from the one that the partition was computed on, for a fair comparison of partitions.
     """
     options = options if options is not None else Options.from_json(partition.options)
     find_schedule(options.schedule)

@@ -32,7 +32,7 @@ MEMORY_PARTS = (
     ("gradients_mb", "gradients", "#7fb2e5"),
     ("optimizer_mb", "optimizer", "#c3d5e8"),
     ("activations_mb", "activations", "#e8a13c"),
-    ("working_mb", "working", "#f3d7a6"),
+    ("working_mb", "workspace", "#f3d7a6"),
 )
 _INK, _FAINT, _LINE, _LIMIT = "#1f2328", "#656d76", "#d0d7de", "#b3261e"
 _LIGHT, _DARK = "#dfe3e8", "#98a1ad"  # forward and backward in the legend

@@ -80,10 +80,10 @@ class ConvexModel:
         if pin is not None:
             low = high = next(stage for stage, slot in enumerate(self.slots) if slot.worker == pin)
         free = {stage: self.model.new_bool_var(f"{item}<={stage}") for stage in range(low, high)}
-        answers = [free.get(stage, int(stage >= high)) for stage in self.stages]
+        variables = [free.get(stage, int(stage >= high)) for stage in self.stages]
         for stage in range(low, high - 1):
-            self.model.add_implication(answers[stage], answers[stage + 1])
-        return answers
+            self.model.add_implication(variables[stage], variables[stage + 1])
+        return variables
 
     def _inside(self, item: int, stage: int) -> Any:
         return self.up_to[item][stage] - (self.up_to[item][stage - 1] if stage else 0)
@@ -96,11 +96,11 @@ class ConvexModel:
             self.model.add(one <= other)
 
     # ── costs ────────────────────────────────────────────────────────────────────────────────────────────────────────
-    def _add_any(self, answers: Iterable[Any], name: str) -> Any:
+    def _add_any(self, variables: Iterable[Any], name: str) -> Any:
         """Add a variable that is 1 if any of the given ones is."""
         found = self.model.new_bool_var(name)
-        for answer in answers:
-            self.model.add(found >= answer)
+        for variable in variables:
+            self.model.add(found >= variable)
         return found
 
     def _add_received_values(self) -> None:
@@ -167,16 +167,18 @@ class ConvexModel:
     def hint(self, stage_of: Sequence[int]) -> None:
         """Set the initial solution of the solver."""
         self.model.clear_hints()
-        for item, answers in enumerate(self.up_to):
-            for stage, answer in enumerate(answers):
-                if not isinstance(answer, int):
-                    self.model.add_hint(answer, int(stage_of[item] <= stage))
+        for item, variables in enumerate(self.up_to):
+            for stage, variable in enumerate(variables):
+                if not isinstance(variable, int):
+                    self.model.add_hint(variable, int(stage_of[item] <= stage))
 
     def extract_stages(self, found: Solution) -> tuple[int, ...]:
         """Return the stage of each item in a solution."""
         return tuple(
-            next(s for s in self.stages if (answers[s] if isinstance(answers[s], int) else found.value(answers[s])))
-            for answers in self.up_to
+            next(
+                s for s in self.stages if (variables[s] if isinstance(variables[s], int) else found.value(variables[s]))
+            )
+            for variables in self.up_to
         )
 
 

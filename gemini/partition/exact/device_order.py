@@ -18,7 +18,7 @@ _FEW = 120
 
 @dataclass(frozen=True)
 class StageSlot:
-    """One position of the pipeline: its worker, and the micro-batches in flight there."""
+    """One position of the pipeline: its worker, and the micro-batches in flight."""
 
     worker: int
     speed: float

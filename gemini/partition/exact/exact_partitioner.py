@@ -186,11 +186,11 @@ def _search_convex(problem: Problem, chosen: SearchCase, cuts: Cuts, contiguous:
         if limit <= bound_ms(problem):
             break  # nothing is faster
         allowed = stage_domains(problem, chosen.costs.order, cuts.at, _NEAR)
-        answer = find_convex(problem, slots, allowed, limit, effort)
+        solution = find_convex(problem, slots, allowed, limit, effort)
         workers = [slot.worker for slot in slots]
-        if answer is not None and max(problem.times([workers[stage] for stage in answer.stage_of])) <= limit:
-            limit = answer.ms * (1 - ROUNDING)
-            best = answer, workers
+        if solution is not None and max(problem.times([workers[stage] for stage in solution.stage_of])) <= limit:
+            limit = solution.ms * (1 - ROUNDING)
+            best = solution, workers
     if best is None:
         return None
     proven = best[0].proven and _has_uniform_links(problem) and len(orders_tried) == len(slot_orders(problem))

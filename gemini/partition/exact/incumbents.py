@@ -30,10 +30,10 @@ def match_incumbents(problem: Problem, found: Assignment, search: Callable[[Prob
         return found
     tried = [found]
     straight = [one for one in incumbents if one.nstages == problem.nparts and one.time_ms <= limit * _SAME]
-    for answer in _alternatives(problem, search, straight):
-        if _time(problem, answer) <= limit * _SAME:
-            return answer
-        tried.append(answer)
+    for alternative in _alternatives(problem, search, straight):
+        if _time(problem, alternative) <= limit * _SAME:
+            return alternative
+        tried.append(alternative)
     return min(tried, key=lambda one: _time(problem, one))
 
 
@@ -50,8 +50,8 @@ def _alternatives(
                 # Memory or pins may not allow more chunks.
                 with contextlib.suppress(PartitionError):
                     yield search(replace(problem, options=replace(options, slack=0.0, chunks=chunks)))
-    answer = partition_mpipe(problem)
-    yield replace(answer, facts={**answer.facts, "method": "mixed", "optimal": False})
+    alternative = partition_mpipe(problem)
+    yield replace(alternative, facts={**alternative.facts, "method": "mixed", "optimal": False})
 
 
 def _time(problem: Problem, found: Assignment) -> float:

@@ -41,12 +41,12 @@ def initial_candidates(problem: Problem, rng: random.Random, drawn: int = 2) -> 
     found = list(contiguous_candidates(problem, orders))
     if not found and problem.has_memory_limits:
         found = [
-            evaluate(problem, answer.stage_of, answer.worker_of, answer.origin)
-            for answer in contiguous_candidates(_without_memory_limits(problem), orders)
+            evaluate(problem, candidate.stage_of, candidate.worker_of, candidate.origin)
+            for candidate in contiguous_candidates(_without_memory_limits(problem), orders)
         ]
     if not found:
         found = list(_candidates_from_pins(problem))
-    return sorted(found, key=lambda answer: answer.key)
+    return sorted(found, key=lambda candidate: candidate.key)
 
 
 def _without_memory_limits(problem: Problem) -> Problem:

@@ -55,7 +55,7 @@ def balance(state: SearchState, reach: int | None, rng: random.Random) -> None:
 
 
 def _find_balancing_target(state: SearchState, at: int, reach: int | None) -> int | None:
-    """Return the block that improves balance or memory most if an item moves there, if any."""
+    """Return the block that improves balance or memory most if an item moves to it, if any."""
     plain = state.memory is None and state.transfers.free  # then only the compute time of the item counts
     if plain and not state.ms[at]:
         return None

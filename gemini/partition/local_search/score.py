@@ -69,27 +69,32 @@ def evaluate_state(state: SearchState, origin: str = "") -> Candidate:
     return evaluate(state.problem, state.block_of, state.worker_of, origin)
 
 
-def select_within_slack(answers: Iterable[Candidate], slack: float, ceiling: float = inf) -> Candidate:
+def select_within_slack(candidates: Iterable[Candidate], slack: float, ceiling: float = inf) -> Candidate:
     """Select the candidate with the smallest cut and few stages among those near the fastest and within `ceiling`."""
-    found = list(answers)
-    best = min(found, key=lambda answer: answer.key)
+    found = list(candidates)
+    best = min(found, key=lambda candidate: candidate.key)
     limit = max(best.time_ms, min(best.time_ms * (1 + slack), ceiling)) * (1 + 1e-12)
-    close = [answer for answer in found if answer.key[:2] == best.key[:2] and answer.time_ms <= limit]
-    return min(close, key=lambda answer: (_round(answer.cut * (1 + CUT_PER_STAGE * answer.nstages)), answer.key))
+    close = [candidate for candidate in found if candidate.key[:2] == best.key[:2] and candidate.time_ms <= limit]
+    return min(
+        close, key=lambda candidate: (_round(candidate.cut * (1 + CUT_PER_STAGE * candidate.nstages)), candidate.key)
+    )
 
 
-def to_assignment(problem: Problem, answer: Candidate, **facts: Any) -> Assignment:
+def to_assignment(problem: Problem, candidate: Candidate, **facts: Any) -> Assignment:
     """Return the assignment of a candidate; raises PartitionError where it exceeds the memory limits."""
-    if answer.overflow_mb > 1e-6:
-        raise PartitionError(_memory_shortage_text(problem, answer))
-    score: dict[str, Any] = {"bottleneck": problem.bottleneck(answer.part_of), "cut_mb": problem.cut_mb(answer.part_of)}
-    if answer.origin:
-        score["origin"] = answer.origin
-    return Assignment(answer.stage_of, answer.worker_of, {**score, **facts})
+    if candidate.overflow_mb > 1e-6:
+        raise PartitionError(_memory_shortage_text(problem, candidate))
+    score: dict[str, Any] = {
+        "bottleneck": problem.bottleneck(candidate.part_of),
+        "cut_mb": problem.cut_mb(candidate.part_of),
+    }
+    if candidate.origin:
+        score["origin"] = candidate.origin
+    return Assignment(candidate.stage_of, candidate.worker_of, {**score, **facts})
 
 
-def _memory_shortage_text(problem: Problem, answer: Candidate) -> str:
-    beyond = memory_overflow(problem, answer.stage_of, answer.worker_of)
+def _memory_shortage_text(problem: Problem, candidate: Candidate) -> str:
+    beyond = memory_overflow(problem, candidate.stage_of, candidate.worker_of)
     lines = [
         f"  - worker {at} has {problem.workers[at].memory_mb:.1f} MB and lacks {mb:.1f} MB"
         for at, mb in enumerate(beyond)

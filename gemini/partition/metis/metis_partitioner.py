@@ -43,12 +43,12 @@ def metis_candidates(problem: Problem) -> list[Candidate]:
     if problem.options.mixed is not False:
         found = [_mixed_candidate(problem, part_of, rng) for part_of in best]
         found += _recut_candidates(problem, found[0].stage_of)
-        if any(not answer.overflow_mb for answer in found):
+        if any(not candidate.overflow_mb for candidate in found):
             return found
     try:
         # More stages save more for backward, so one stage per worker may fit where memory is short.
         tried = best[:1] if found else best
-        found += [answer for part_of in tried for answer in _straight_candidates(problem, part_of, rng)]
+        found += [candidate for part_of in tried for candidate in _straight_candidates(problem, part_of, rng)]
     except PartitionError:  # pins that one stage per worker cannot satisfy
         if not found:
             raise
@@ -77,4 +77,4 @@ def _recut_candidates(problem: Problem, stage_of: Sequence[int]) -> list[Candida
     """Cut the item order of the stages again at the best contiguous positions."""
     order = sorted(range(len(stage_of)), key=lambda at: (stage_of[at], at))
     found = contiguous_candidates(problem, {"METIS": tuple(order)})
-    return [replace(answer, origin="METIS, cut again") for answer in found]
+    return [replace(candidate, origin="METIS, cut again") for candidate in found]

@@ -35,12 +35,14 @@ def partition_mpipe(problem: Problem) -> Assignment:
         found += _mixed_candidates(problem, rng)
     if not found:
         raise faults[0]
-    best = min(found, key=lambda answer: answer.key)
-    ceiling = min((answer.time_ms for answer in selected if answer.key[:2] == best.key[:2]), default=inf)
+    best = min(found, key=lambda candidate: candidate.key)
+    ceiling = min((candidate.time_ms for candidate in selected if candidate.key[:2] == best.key[:2]), default=inf)
     limit = max(best.time_ms, min(best.time_ms * (1 + problem.options.slack), ceiling))
     found += _polish(problem, best, limit, rng)
     chosen = select_within_slack(found, problem.options.slack, ceiling)
-    return to_assignment(problem, chosen, tries=len(found), stage_counts=sorted({answer.nstages for answer in found}))
+    return to_assignment(
+        problem, chosen, tries=len(found), stage_counts=sorted({candidate.nstages for candidate in found})
+    )
 
 
 # ── mixed pipelines ──────────────────────────────────────────────────────────────────────────────────────────────────

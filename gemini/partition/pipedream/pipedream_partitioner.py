@@ -41,8 +41,8 @@ def partition_pipedream(problem: Problem) -> Assignment:
     stage_of = [0] * clusters.size
     for stage, (begin, end) in enumerate(pairwise([0, *ends])):
         stage_of[begin:end] = [stage] * (end - begin)
-    answer = evaluate(problem, [stage_of[cluster] for cluster in clusters.cluster_of], workers)
-    return to_assignment(problem, answer, replicated=_replicated_facts(problem))
+    candidate = evaluate(problem, [stage_of[cluster] for cluster in clusters.cluster_of], workers)
+    return to_assignment(problem, candidate, replicated=_replicated_facts(problem))
 
 
 def _replicated_facts(problem: Problem) -> dict[str, Any]:
