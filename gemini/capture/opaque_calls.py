@@ -275,9 +275,7 @@ class OpaqueCallRecorder(TraceState):
 
     def record_writes(self, module: nn.Module | None, final: bool) -> None:
         """Record the glue's attribute writes to a module; `final`: after the model has run."""
-        for name, key, value, changed in (
-            self.attributes.writes_since(module, not final) if module is not None else ()
-        ):
+        for name, key, value, changed in self.attributes.writes_since(module, not final) if module is not None else ():
             if not can_assign(value, changed):
                 if not final:
                     self.refuse(f"its Python code sets the attribute {key!r} of {name or 'the model'}")

@@ -69,10 +69,10 @@ def test_calls_of_tensors_have_the_form_of_the_first() -> None:
         assert decode(call.form, lambda ref, call=call: call.tensors[ref.node]) == (args, kwargs)
         calls.append(call)
     assert calls[0].form == calls[1].form
-    assert calls[0].like == calls[1].like
-    assert ModelCall((torch.randn(2), 1), {}).like is None
+    assert calls[0].metadata_key == calls[1].metadata_key
+    assert ModelCall((torch.randn(2), 1), {}).metadata_key is None
     assert (
-        ModelCall((torch.randn(2),), {}).like
-        != ModelCall((torch.randn(3),), {}).like
-        != ModelCall((torch.ones(3).int(),), {}).like
+        ModelCall((torch.randn(2),), {}).metadata_key
+        != ModelCall((torch.randn(3),), {}).metadata_key
+        != ModelCall((torch.ones(3).int(),), {}).metadata_key
     )

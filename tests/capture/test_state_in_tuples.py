@@ -103,7 +103,8 @@ def test_changes_are_seen_and_undone(name: str) -> None:
 @pytest.mark.parametrize("held", [itertools.count(), iter([1, 2]), (number for number in range(3))])
 def test_modules_with_iterators_are_not_tried_out(held: Any) -> None:
     assert (
-        ExternalReads(Holding((held,), lambda held: next(held[0]))).find_permanent() == "it holds an iterator, Holding.held"
+        ExternalReads(Holding((held,), lambda held: next(held[0]))).find_permanent()
+        == "it holds an iterator, Holding.held"
     )
     assert not ExternalReads(Holding([1, 2], len)).find_permanent()
 
