@@ -23,12 +23,12 @@ import torch
 from gemini.autograd_engine import differentiate
 from gemini.capture.module_hooks import without_tensor_hooks
 
-Run = Callable[[list[torch.Tensor], bool], list[Any]]  # of inputs; whether what it gives is to be differentiated
+Run = Callable[[list[torch.Tensor], bool], list[Any]]  # of inputs; whether its results will be differentiated
 
 
 @dataclass
 class GradientRequest:
-    """What is asked for: gradients of some inputs and parameters; `given` are the results that have a gradient."""
+    """The requested gradients: of some inputs and parameters; `given` are the results that have a gradient."""
 
     inputs: list[int]
     parameters: list[torch.Tensor]
@@ -42,7 +42,7 @@ def compute_gradients(
     gradients: Sequence[torch.Tensor],
     create_graph: bool,
 ) -> list[Any]:
-    """The gradients that are wanted, inputs first; None where one took no part."""
+    """Run a call again and return the requested gradients, inputs first; None for tensors that took no part."""
     how, tensors = _derivative(run, len(inputs), wanted), [*inputs, *gradients]
     if create_graph:
         return list(RerunFunction.apply(how, len(tensors), *tensors, *wanted.parameters))
@@ -70,7 +70,7 @@ def _derivative(run: Run, count: int, wanted: GradientRequest) -> Run:
 
 @contextmanager
 def unfrozen(parameters: Sequence[torch.Tensor]) -> Iterator[None]:
-    """Inside, none of these is frozen: they were not when the call was made."""
+    """Inside, none of these parameters is frozen: they were not at the time of the call."""
     frozen = [parameter for parameter in parameters if not parameter.requires_grad]
     for parameter in frozen:
         parameter.requires_grad_()
@@ -90,7 +90,7 @@ class RerunFunction(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def forward(ctx: Any, run: Run, count: int, *tensors: torch.Tensor) -> tuple[Any, ...]:
-        """What the run gives."""
+        """Return the results of the run."""
         ctx.set_materialize_grads(False)
         ctx.run, ctx.count = run, count
         ctx.save_for_backward(*tensors)
@@ -99,7 +99,7 @@ class RerunFunction(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
-        """The gradients of inputs and parameters."""
+        """Return the gradients of inputs and parameters."""
         tensors, needed = ctx.saved_tensors, ctx.needs_input_grad[2:]
         places = [at for at in range(len(tensors)) if needed[at]]
         inputs = [at for at in places if at < ctx.count]
@@ -124,7 +124,7 @@ class GradientSwitch:
 
 @dataclass
 class Rerun:
-    """Stand-ins for what a step was given, and the values that it has computed from them."""
+    """Stand-ins for the inputs of a step, and the values computed from them."""
 
     parameters: list[torch.Tensor]
     inputs: list[torch.Tensor]
@@ -136,7 +136,7 @@ class Rerun:
     def of(
         parameters: list[torch.Tensor], inputs: list[torch.Tensor], operands: dict[int, torch.Tensor], connect: bool
     ) -> Rerun:
-        """Stand-ins; connected to the program's graph, or not."""
+        """Create stand-ins, connected to the script's graph or not."""
         switch = GradientSwitch()
 
         def stand_in(one: torch.Tensor) -> torch.Tensor:
@@ -149,9 +149,9 @@ class Rerun:
         return Rerun(parameters, [stand_in(one) for one in inputs], given, switch)
 
     def differentiate(self, value: int, gradient: torch.Tensor, create_graph: bool, operands: list[int]) -> list[Any]:
-        """Gradients of parameters, of inputs that require one, and of these operands.
+        """Return the gradients of parameters, of inputs that require one, and of these operands.
 
-        Hooks of parameters see them where the program's own backward brings them, and not here as well.
+        Hooks of parameters run where the script's backward delivers the gradients, and not here as well.
         """
         inputs = [one for one in self.inputs if one.requires_grad]
         wanted = [*self.parameters, *inputs, *(self.operands[number] for number in operands)]
@@ -167,16 +167,16 @@ class Rerun:
 
 
 class StandIn(torch.autograd.Function):  # type: ignore[misc]
-    """The same contents; gradients go on, unless the switch is closed."""
+    """The same contents; gradients pass unless the switch is closed."""
 
     @staticmethod
     def forward(ctx: Any, switch: GradientSwitch, tensor: torch.Tensor) -> torch.Tensor:
-        """The tensor."""
+        """Return the tensor."""
         ctx.set_materialize_grads(False)
         ctx.switch = switch
         return tensor.detach()
 
     @staticmethod
     def backward(ctx: Any, gradient: Any) -> tuple[Any, ...]:
-        """To the tensor, or nowhere."""
+        """Pass the gradient, or drop it."""
         return None, None if ctx.switch.is_closed else gradient

@@ -1,14 +1,14 @@
-"""The journal of a run: which path each model's steps took, and what kept them from a faster one.
+"""Run journal: which path the steps of each model took, and what blocked a faster one.
 
-Paths, the fastest first:
+Paths (`CallPath`), the fastest first:
 
-    overlapped     by a plan: micro-batches go through the workers at the same time
-    undivided      by a plan, the batch as one micro-batch: only gradients of weights overlap
-    dispatched     the program's forward here, its modules in the workers, one batch at a time
-    local          in the program's own process
+    overlapped            by a plan: micro-batches run in the workers at the same time
+    single micro-batch    by a plan, the batch as one micro-batch: only weight gradients overlap
+    eager dispatch        the forward runs in the controller, its remote modules in the workers, one batch at a time
+    local                 in the process of the script
 
-It is written when the program ends, also by `os._exit`, one file a process; and now and then before, for programs that
-are killed. `gemini explain` reads the newest.
+Written when the process ends, also by `os._exit`, one file per process, and periodically for processes that are killed.
+`gemini explain` reads the newest.
 """
 
 from __future__ import annotations
@@ -33,18 +33,16 @@ from gemini.runtime.call_outcome import CallPath
 
 FORMAT = 1
 _KEPT = 20  # files of earlier runs
-_EVERY = 2.0  # seconds between two writings, after the first calls
-_SHARE = 0.25  # and of the time since the first: the longer a run, the less a writing adds to what is known of it
+_EVERY = 2.0  # seconds between two writes, after the first calls
+_SHARE = 0.25  # and this share of the time since the first: a write adds less the longer a run is
 _FIRST = (1, 2, 4, 8, 16, 32, 64)
-_RENEWED = (
-    16  # calls after which plans are on_record as they are then, and every time that there are four times as many
-)
-_TIMED = 15  # steps whose times are known
+_RENEWED = 16  # calls after which plans are described anew, and again at four times as many
+_TIMED = 15  # steps whose durations are retained
 
 
 @dataclass
 class ModelJournal:
-    """One model in one run."""
+    """The steps of one model in one run."""
 
     model: str
     workers: int
@@ -52,12 +50,12 @@ class ModelJournal:
     steps: dict[str, int] = field(default_factory=dict)  # calls by path
     reasons: dict[str, int] = field(default_factory=dict)  # why a call took a slower path, and how often
     traces: list[str] = field(default_factory=list)
-    last_ms: list[float] = field(default_factory=list)  # what the last steps by that plan took
-    on_record: ClassVar[Any] = None  # what to call then; a model of a journal has one
-    _describe_plan: ClassVar[Any] = None  # a weak reference to what tells of the plan as it is now
+    last_ms: list[float] = field(default_factory=list)  # durations of the last steps by that plan
+    on_record: ClassVar[Any] = None  # called after each record
+    _describe_plan: ClassVar[Any] = None  # a weak reference to the method that describes the plan
 
     def record(self, path: str, reason: str = "") -> None:
-        """A call has taken a path; `reason` says why not a faster one."""
+        """Count a call by its path; `reason`: why no faster one."""
         self.steps[path] = self.steps.get(path, 0) + 1
         if reason:
             self.reasons[reason] = self.reasons.get(reason, 0) + 1
@@ -65,16 +63,16 @@ class ModelJournal:
             self.on_record()
 
     def describe_plan_by(self, describe_plan: Callable[[], str]) -> None:
-        """Have the plan on_record by a method, which tells more the more steps have run, when the model is written."""
+        """Set the method that describes the plan, more precisely the more steps have run."""
         vars(self)["_describe_plan"] = weakref.WeakMethod(describe_plan)
 
     def refresh_plan(self) -> None:
-        """Tell of the plan as it is now."""
+        """Describe the plan as it is now."""
         describe_plan = self._describe_plan and self._describe_plan()
         self.plan = (describe_plan and describe_plan()) or self.plan
 
     def record_time(self, step_ms: float) -> None:
-        """A step by the plan took so long."""
+        """Record the duration of a step by the plan."""
         self.last_ms.append(step_ms)
         del self.last_ms[:-_TIMED]
 
@@ -85,11 +83,11 @@ class ModelJournal:
 
     def __str__(self) -> str:
         taken = ", ".join(f"{self.steps[path]} {path.label}" for path in CallPath if self.steps.get(path)) or "no calls"
-        where = f"on {self.workers} workers: {taken}" if self.workers else "in the program's own process"
+        where = f"on {self.workers} workers: {taken}" if self.workers else "in the process of the script"
         lines = [f"{self.model} {where}"]
         if self.plan:
             lines.append(f"  plan: {self.plan}{self._measured()}")
-        lines += [f"  {count} × not faster: {reason}" for reason, count in Counter(self.reasons).most_common()]
+        lines += [f"  {count} × slower path: {reason}" for reason, count in Counter(self.reasons).most_common()]
         lines += [f"  trace: {path}" for path in self.traces]
         return "\n".join(lines)
 
@@ -101,23 +99,23 @@ class RunJournal:
         self.folder, self.owner = folder, os.getpid()
         self.models: list[ModelJournal] = []
         self.quiet = False
-        self._calls, self._began, self._due = 0, time.monotonic(), 0.0  # when it is written next
-        self._renewed = _RENEWED  # how many calls there are when plans are on_record anew
+        self._calls, self._began, self._due = 0, time.monotonic(), 0.0  # time of the next write
+        self._renewed = _RENEWED  # number of calls at which plans are described anew
         atexit.register(self._end)
 
     def add_model(self, model: str, workers: int) -> ModelJournal:
-        """A new model."""
+        """Add a model."""
         made = ModelJournal(model, workers)
         vars(made)["on_record"] = self._on_record
         self.models.append(made)
         return made
 
     def record_local(self, model: str, reason: str) -> None:
-        """A model is left in the program's own process, and its calls are not counted."""
+        """Record that a model runs in the process of the script; its calls are not counted."""
         self.models.append(ModelJournal(model, 0, reasons={reason: 1}))
 
     def write(self) -> Path:
-        """Write it as it is now."""
+        """Write the journal as it is now."""
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / f"explain-{self.owner}.json"
         on_record = {"format": FORMAT, "time": time.time(), "models": [asdict(model) for model in self.models]}
@@ -128,15 +126,19 @@ class RunJournal:
         return path
 
     def _on_record(self) -> None:
-        """A call has taken a path: write it all down if that was not done for a while."""
+        """Write the journal after a call, unless that was done recently."""
         now = time.monotonic()
         self._calls += 1
         if now >= self._due or self._calls in _FIRST:
-            renews = self._calls >= self._renewed  # which takes some milliseconds: what steps have taken is simulated
+            renews = (
+                self._calls >= self._renewed
+            )  # takes some milliseconds: the schedule is simulated with measured times
             self._renewed = 4 * self._calls if renews else self._renewed
             self._end(renews=renews)
             cost = time.monotonic() - now
-            self._due = now + max(_EVERY, _SHARE * (now - self._began), 200 * cost)  # a slow disk: half a percent
+            self._due = now + max(
+                _EVERY, _SHARE * (now - self._began), 200 * cost
+            )  # at most half a percent, also on a slow disk
 
     def _end(self, *, renews: bool = True) -> None:
         if os.getpid() == self.owner and any(model.steps or model.reasons for model in self.models):
@@ -144,15 +146,15 @@ class RunJournal:
                 for model in self.models if renews else ():
                     model.refresh_plan()
                 self.write()
-            except (ArtifactError, OSError) as error:  # a full disk is no reason to end with an error
+            except (ArtifactError, OSError) as error:  # a full disk must not fail the run
                 self._complain(error)
 
     def _complain(self, error: Exception) -> None:
-        """One line, once."""
+        """Log one line, once."""
         if not self.quiet:
             reason = str(error).partition("\n")[0]
             with contextlib.suppress(OSError, ValueError, AttributeError):  # standard error is closed
-                sys.stderr.write(f"gemini: {reason}: gemini explain will not know this run\n")
+                sys.stderr.write(f"gemini: {reason}: gemini explain will not show this run\n")
         self.quiet = True
 
 
@@ -160,7 +162,7 @@ _journals: dict[tuple[int, Path], RunJournal] = {}
 
 
 def _before_exit(leave: Callable[[int], Any]) -> Callable[[int], Any]:
-    """`os._exit`, which nothing else precedes: what was on_record so far is written first."""
+    """Wrap `os._exit`, which runs no exit handlers: the journals are written first."""
 
     def _exit(status: int) -> Any:
         with contextlib.suppress(Exception):
@@ -173,7 +175,7 @@ def _before_exit(leave: Callable[[int], Any]) -> Callable[[int], Any]:
 
 
 def get_journal(folder: Path, quiet: bool = False) -> RunJournal:
-    """The journal of this process in a run folder; where it cannot be written one line says so, unless `quiet`."""
+    """Return the journal of this process in a run folder; failed writes log one line unless `quiet`."""
     key = os.getpid(), folder
     if not _journals:
         os._exit = _before_exit(os._exit)  # type: ignore[assignment]
@@ -195,20 +197,20 @@ def record_idle_run(folder: Path) -> None:
 
 
 def _files(folder: Path) -> list[Path]:
-    """Journals, the newest first."""
+    """Return the journals, the newest first."""
     found = [(path.stat().st_mtime, path) for path in folder.glob("explain-*.json")]
     return [path for _, path in sorted(found, reverse=True)]
 
 
 def read_newest(folder: Path) -> list[ModelJournal]:
-    """The models of the last run that ended; raises ArtifactError."""
+    """Return the models of the last run that ended; raises ArtifactError."""
     for path in _files(folder) if folder.is_dir() else ():
         try:
             return [_read_entry(entry) for entry in json.loads(path.read_text(encoding="utf-8"))["models"]]
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ArtifactError(f"cannot read {path}: {error}\n    → run the program again") from error
+            raise ArtifactError(f"cannot read {path}: {error}\n    → run the script again") from error
     raise ArtifactError(
-        f"{folder} holds no journal of a run\n    → run a program with workers first, or name its run folder: "
+        f"{folder} holds no journal of a run\n    → run a script with workers first, or name its run folder: "
         "gemini explain --run-folder DIR"
     )
 

@@ -1,4 +1,4 @@
-"""Start: workers for a model, as its configuration asks. Models of one configuration share their workers."""
+"""Session: starts workers for a model by its configuration. Models of one configuration share their workers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from gemini.runtime.pipelined.pipelined_model import PipelinedModel
 from gemini.runtime.pool.worker_pool import WorkerPool
 from gemini.runtime.run_journal import get_journal
 
-_EMPTY = 155 * MB  # what a worker on the CPU has to itself at its start
+_EMPTY = 155 * MB  # private memory of a CPU worker at its start
 _pools: weakref.WeakValueDictionary[tuple[int, tuple[str, ...], float, str], WorkerPool] = weakref.WeakValueDictionary()
 
 
@@ -34,17 +34,17 @@ def start(
     announce: bool = True,
     survives: bool = False,
 ) -> ManagedModel | None:
-    """Manage a model: from its second call on, parts of it run in workers; whole steps where a planner is given.
+    """Manage a model: from its second call on, modules run in workers, and whole steps where a planner is passed.
 
-    None where it stays in this process. Without `announce` nothing is said of what goes well; a model that `survives`
-    goes on in this process when a worker is lost, where others raise.
+    Returns None where the model stays in this process. Without `announce` only problems are logged; with `survives` the
+    loss of a worker does not raise, and the model continues in this process.
     """
     known = dispatch.find_managed(model)
     if known is not None:
         return known
     count = config.worker_count
     if count < 2 and not _names_hosts(config):
-        _log(config, f"{type(model).__name__} runs in this process: the configuration asks for {count} worker")
+        _log(config, f"{type(model).__name__} runs in this process: the configuration requests {count} worker")
         return None
     if sys.platform != "linux":
         _log(config, f"{type(model).__name__} runs in this process: workers need Linux, this is {sys.platform}")
@@ -67,7 +67,7 @@ def _names_hosts(config: GeminiConfig) -> bool:
 
 
 def _get_pool(devices: list[str], watchdog: float, home: str) -> WorkerPool:
-    """The pool of this process; a forked process makes its own. It lives as long as a model uses it."""
+    """Return the worker pool of this process; a forked process creates its own. It lives as long as a model uses it."""
     local = [name for name in devices if not is_address(name)]
     key = os.getpid(), tuple(devices), watchdog, home if len(local) < len(devices) else ""
     found = _pools.get(key)
@@ -79,15 +79,15 @@ def _get_pool(devices: list[str], watchdog: float, home: str) -> WorkerPool:
 
 
 def _check_room(count: int) -> None:
-    """Refuse workers for which there is no memory, before any is started."""
+    """Refuse workers that do not fit into memory, before any is started."""
     left = available_memory()
     if left is not None and count * _EMPTY > left[0]:
         text = (
-            f"{count} workers on this machine take {format_bytes(count * _EMPTY)} before a model is in them, "
-            f"{format_bytes(left[0])} {left[1]} can be had"
+            f"{count} workers on this host need {format_bytes(count * _EMPTY)} before a model is installed, "
+            f"{format_bytes(left[0])} {left[1]} is available"
         )
         most = max(1, int(left[0] / (2 * _EMPTY)))
-        raise ConfigError([Fault(text, f"ask for {most} or fewer (pipeline_degree, sharding_size, workers)")])
+        raise ConfigError([Fault(text, f"request {most} or fewer (pipeline_degree, sharding_size, workers)")])
 
 
 def _log(config: GeminiConfig, text: str) -> None:

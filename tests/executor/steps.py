@@ -100,7 +100,7 @@ class Bench:
     def __init__(self, piped: Piped, pool: WorkerPool) -> None:
         self.piped, self.pool, self.model = piped, pool, piped.model
         self.shared_parameters = SharedParameters(pool, torch.device("cpu"))
-        self.shared_parameters.take_in([*self.model.parameters(), *self.model.buffers()])
+        self.shared_parameters.share([*self.model.parameters(), *self.model.buffers()])
         self.results = [
             piped.routes.results[leaf].name for leaf in leaves(piped.graph.result) if leaf in piped.routes.results
         ]

@@ -144,7 +144,7 @@ def test_a_loss_with_a_parameter_of_another_model(pool: WorkerPool) -> None:
     x = torch.randn(4, 4).double()
     piped = cut(model, (x,), stages=2)
     bench = Bench(piped, pool)
-    bench.shared_parameters.take_in(other.parameters())
+    bench.shared_parameters.share(other.parameters())
 
     def body(outputs, operand, call):
         made = call(F.linear, outputs[0], operand(other.weight, None), operand(other.bias, None))

@@ -1,38 +1,37 @@
-"""The deferred step: a model's call is put off until its loss and backward are known, to be run together with them.
+"""The deferred step: a call of a model waits until its loss and backward are known, and runs together with them.
 
-    output = defer(work, call)             the output of the call, with deferred tensors
-    loss = criterion(output, y)            recorded
-    loss.backward()                        work.overlapped(pending, tape, root), once; gradients arrive as always
-    flush(model)                           calls of a model, or of all, are made now
+    output = defer(runner, call)           the output of the call, with deferred tensors
+    loss = criterion(output, y)            recorded on a tape
+    loss.backward()                        runner.run_pipelined(pending, tape, root), once; gradients arrive as usual
+    flush(model)                           runs the waiting calls of a model, or of all models
 
-`StepRunner` says how the call can be run and what its output will look like (`OutputSpec.of` an output that was seen).
-`PendingCall` is the call, with copies of what it was given (`inputs`, `region`, `context`), the values that are
-still wanted (`alive()`), and `tape`, what the program has done with the outputs. `StepResult` is what an overlapped run
-gives back.
+`StepRunner` runs the call and knows the structure of its output (`OutputSpec.of` an observed output). `PendingCall` is
+the call, with copies of its inputs (`inputs`, `region`, `context`), the values that are still reachable (`alive()`),
+and `tape`, the ops that the script has applied to the outputs. `StepResult` is the result of a pipelined run.
 
-Whatever the program does, the tensors it holds are, when it looks, what they would have been: where a step cannot be
-run overlapped, or more is asked of it than gradients of one loss, the call is made eagerly, from copies of its inputs,
-and the recorded ops are done with its outputs.
+Invariant: whenever the script reads a tensor, it sees the value of a run in one process. Where a step cannot run
+pipelined, or more than the gradients of one loss is requested, the call runs eagerly from the copies of its inputs, and
+the recorded ops are replayed on its outputs.
 
-| file         | what                                                            |
-|--------------|-----------------------------------------------------------------|
-| work         | what must be known of a call; what a run gives back             |
-| tensor       | the deferred tensor                                             |
-| recording    | ops on deferred tensors become ops of the tape                  |
-| facts        | what the results of an op look like, without running it         |
-| memory       | copies of inputs and operands                                   |
-| sharing      | which values share memory                                       |
-| values       | numbers of values, and the deferred tensors that stand for them  |
-| pending      | the call: waiting, run overlapped, or made eagerly              |
-| repeatable   | the call made again, and gradients from that                    |
-| replay       | the tape on real tensors                                        |
-| rerun        | the step again, in a graph of its own                           |
-| context | modes, buffers and generators of the time of the call           |
-| node         | the step in the program's graph                                 |
-| backward     | `backward()` and `torch.autograd.grad` from deferred tensors    |
-| queue        | calls that wait, and which must come first                      |
-| watching     | what the program does meanwhile                                 |
-| doors        | custom functions, compiled functions, seeds, optimizers         |
+| file              | contents                                                        |
+|-------------------|-----------------------------------------------------------------|
+| contract          | runner, output spec and result of a deferred call               |
+| deferred_tensor   | the deferred tensor                                             |
+| tape_recorder     | ops on deferred tensors become ops of the tape                  |
+| op_metadata       | shapes and dtypes of an op's results, without running it        |
+| input_copies      | copies of inputs and operands                                   |
+| tape_aliases      | which values share memory                                       |
+| call_values       | numbers of values, and the deferred tensors that stand for them |
+| pending_call      | the call: waiting, run pipelined, or run eagerly                |
+| repeatable_call   | re-execution of the call, and gradients from it                 |
+| call_context      | modes, buffers and generators at the time of the call           |
+| step_autograd     | the step as a node of the script's autograd graph               |
+| grad_assignment   | gradients assigned without autograd where that is unobservable  |
+| deferred_backward | `backward()` and `torch.autograd.grad` of deferred tensors      |
+| pending_queue     | waiting calls, and the order in which they must run             |
+| hazard_mode       | ops of the script that must run after waiting calls             |
+| recorded_warnings | warnings of recorded ops                                        |
+| torch_patches     | custom functions, compiled functions, seeds, optimizers         |
 """
 
 from __future__ import annotations
@@ -60,10 +59,10 @@ from gemini.runtime.deferred.torch_patches import AppliedFunction, install_patch
 def defer(
     runner: StepRunner, call: ModelCall, passed: Mapping[int, torch.Tensor] | None = None, model_state: Any = None
 ) -> Any:
-    """Put a call off, whose arguments are real (`materialize_arguments`); its output, with deferred tensors.
+    """Defer a call with real arguments (`materialize_arguments`) and return its output with deferred tensors.
 
-    `passed`: what the output holds of arguments, or of the model, as it is, by place; those of `work.passed`.
-    `model_state` is the state that the model is in.
+    `passed`: tensors of the output that the caller already has, by place; those of `runner.passed`. `model_state` is
+    the state that the model is in.
     """
     install_patches()
     pending = PendingCall(runner, call, model_state)
@@ -72,7 +71,7 @@ def defer(
 
 
 def materialize_arguments(args: Any, kwargs: Any) -> tuple[Any, Any]:
-    """Arguments with real tensors in the place of deferred ones."""
+    """Return the arguments with real tensors in place of deferred ones."""
     deferred = [*find_deferred((args, kwargs))]
     if not deferred:
         return args, kwargs
@@ -84,7 +83,7 @@ def materialize_arguments(args: Any, kwargs: Any) -> tuple[Any, Any]:
 
 
 def flush(model: nn.Module | None = None) -> None:
-    """Have the calls of a model made, or all: its buffers, and the generator, are as if it had never been put off."""
+    """Run the waiting calls of a model, or all; its buffers and the generator are then as without deferral."""
     for one in pending_queue.waiting_calls():
         if model is None or one.runner.model is model:
             one.complete()

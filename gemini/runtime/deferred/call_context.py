@@ -1,4 +1,4 @@
-"""Surroundings: what a call depends on beside its arguments: modes of modules, buffers, generators, switches."""
+"""Call context: what a call depends on beside its arguments: training modes, buffers, generators, torch flags."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _TRAINING = attrgetter("training")
 
 
 class CallContext:
-    """As they were when the call was made."""
+    """The context at the time of the call."""
 
     def __init__(self, runner: StepRunner, model_state: Any = None) -> None:
-        """`model_state` is the state that the model is in, if it has one: it knows the modes of modules."""
+        """`model_state`: the state that the model is in, if known; it records the training modes."""
         self.runner, self._model_state = runner, model_state
         self.modules = runner.modules or list(runner.model.modules()) if model_state is None else []
         self.modes = [*map(_TRAINING, self.modules)]
@@ -31,20 +31,20 @@ class CallContext:
         self._storages: set[int] | None = None
 
     def begin(self) -> None:
-        """The call runs now, after all calls before it."""
+        """Save generators and buffers; the call runs next, after all earlier calls."""
         if self.runner.draws:
             self.generators = rng_states()
         if self.runner.writes:
             self.buffers = [(one, one.detach().clone()) for one in self.runner.model.buffers()]
 
     def roll_back(self) -> None:
-        """A run has failed half way."""
+        """Restore generators and buffers after a run that failed half way."""
         set_rng_states(self.generators)
         for one, then in self.buffers:
             one.data.copy_(then)
 
     def storages(self) -> set[int]:
-        """Where parameters and buffers are."""
+        """Return the storages of parameters and buffers."""
         if self._storages is None:
             model = self.runner.model
             self._storages = {
@@ -54,7 +54,7 @@ class CallContext:
 
     @contextmanager
     def restore_modes(self) -> Iterator[None]:
-        """With the modes that modules had."""
+        """Inside, modules have the training modes of the call."""
         now = [*map(_TRAINING, self.modules)]
         if now == self.modes:
             yield
@@ -67,10 +67,11 @@ class CallContext:
 
     @contextmanager
     def restore(self, number: int) -> Iterator[None]:
-        """With those modes and switches of torch, and the attributes that the call saw: without what the program has
-        put there since, and what is still to be computed: a metric's sums, a list of losses. Whoever looks at the model
-        would ask for it, in the midst of computing it. `number` is that of the call, in the order in which calls were
-        made.
+        """Inside, training modes, torch flags and attributes are those that the call saw.
+
+        Attributes that the script has assigned since, and values that are still to be computed (a metric's sums, a list
+        of losses), are hidden: an analysis of the model would otherwise request them while they are being computed.
+        `number` is that of the call, in the order of calls.
         """
         with torch_flags.use_flags(self.switches), self._restore_attributes(number):
             yield
@@ -99,7 +100,7 @@ class CallContext:
 
     @contextmanager
     def rewind(self) -> Iterator[None]:
-        """As it was then; afterwards, as it is now."""
+        """Inside, generators and buffers are as before the call; afterwards, as they are now."""
         generators = rng_states() if self.runner.draws else []
         buffers = [one.detach().clone() for one, _ in self.buffers]
         try:
@@ -112,7 +113,7 @@ class CallContext:
 
 
 def _materialize_earlier(value: Any, number: int) -> Any:
-    """With ordinary tensors: those of calls before, the others were not there yet."""
+    """Replace deferred tensors of earlier calls by real ones, and drop those of later calls."""
     if isinstance(value, list):
         return [_materialize_earlier(one, number) for one in value if not _is_later(one, number)]
     if isinstance(value, dict):
@@ -139,7 +140,7 @@ def _set_modes(context: CallContext, modes: list[bool]) -> None:
 
 
 def rng_states() -> list[torch.Tensor]:
-    """The states of the generators that a call may draw from."""
+    """Return the states of the generators that a call may use."""
     found = [torch.default_generator.get_state()]
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         found += [generator.get_state() for generator in torch.cuda.default_generators]
@@ -147,7 +148,7 @@ def rng_states() -> list[torch.Tensor]:
 
 
 def set_rng_states(found: list[torch.Tensor]) -> None:
-    """Put the generators in these states, if any are given."""
+    """Restore the states of the generators, if any are passed."""
     if found:
         torch.default_generator.set_state(found[0])
         for generator, state in zip(torch.cuda.default_generators, found[1:], strict=False):
@@ -155,5 +156,5 @@ def set_rng_states(found: list[torch.Tensor]) -> None:
 
 
 def storage_id(tensor: torch.Tensor) -> int:
-    """What tells the memory of a tensor from that of others."""
+    """Return a number that identifies the memory of a tensor."""
     return int(tensor.untyped_storage()._cdata)

@@ -1,7 +1,7 @@
-"""The values of a call: numbers, what shares memory, and the deferred tensors that stand for them.
+"""Values of a call: their numbers, aliasing, and the deferred tensors that stand for them.
 
-A deferred tensor knows its value by number; here are only weak references back, so that the program decides how long
-a value is wanted.
+A deferred tensor knows its value by number; the references back are weak, so that the script decides how long a value
+is needed.
 """
 
 from __future__ import annotations
@@ -26,30 +26,30 @@ if TYPE_CHECKING:
 
 
 class CallValues:
-    """The outputs of a call, operands, and what was made of them."""
+    """Outputs of a call, operands, and results of recorded ops."""
 
     def __init__(self, output_spec: OutputSpec) -> None:
         self.tape = Tape(len(output_spec.metas), list(output_spec.metas))
-        self.nodes = dict(enumerate(output_spec.nodes))  # what values are made by, as torch calls it
+        self.nodes = dict(enumerate(output_spec.nodes))  # grad_fn names of values
         self._copies = InputCopies()
         self._groups = AliasGroups(output_spec.shared)
         self._made: dict[int, weakref.ref[DeferredTensor]] = {}
         self._operands: dict[int, int] = {}  # numbers of operands, by identity of the copy
 
     def make(self, number: int, meta: Meta) -> DeferredTensor:
-        """The deferred tensor of a value."""
+        """Create the deferred tensor of a value."""
         made = DeferredTensor.make(cast("PendingCall", self), number, meta)
         self._made[number] = weakref.ref(made)
         return made
 
     def rebind(self, tensor: DeferredTensor, number: int) -> None:
-        """Its contents are those of another value from now on: it has been written to."""
+        """Bind a tensor to another value: it was written in place."""
         del self._made[tensor._value]
         tensor._value = number
         self._made[number] = weakref.ref(tensor)
 
     def value_number(self, tensor: torch.Tensor) -> int:
-        """The number of a deferred tensor, or of an operand as it is now."""
+        """Return the number of a deferred tensor, or of an operand with its present contents."""
         if isinstance(tensor, DeferredTensor):
             return tensor._value
         copy = self._copies.of(tensor)
@@ -59,7 +59,7 @@ class CallValues:
         return self._operands[id(copy)]
 
     def new_value(self, meta: Meta, shares: Iterable[int]) -> int:
-        """A number for a value that shares memory with these."""
+        """Number a value that shares memory with others."""
         self.tape.metas.append(meta)
         number = len(self.tape.metas) - 1
         self._groups.add(number, shares)
@@ -70,23 +70,22 @@ class CallValues:
         return self._groups.is_unaliased(number)
 
     def is_independent(self, number: int) -> bool:
-        """Whether it may be computed apart: the program can read nothing else that a write to it would show in, but
-        what is made of it."""
+        """Whether a value may be computed apart: no reachable value shares its memory, except its own results."""
         return self._groups.sources(number).isdisjoint(self.alive())
 
     def alive(self) -> list[int]:
-        """The values that the program can still read and that are not real yet."""
+        """Return the values that the script can still read and that are not real yet."""
         return [number for number, one in self._deferred_tensors() if one._real is None]
 
     def _deferred_tensors(self) -> list[tuple[int, DeferredTensor]]:
-        """The tensors that stand for values and have not become them, with their numbers."""
+        """Return the tensors that still stand for values, with their numbers."""
         found = ((number, ref()) for number, ref in self._made.items())
         return [(number, one) for number, one in found if type(one) is DeferredTensor]
 
     def tensor(self, number: int) -> DeferredTensor | None:
-        """The deferred tensor of a value, as long as the program has it; it may be an ordinary one by now."""
+        """Return the tensor of a value while the script holds it; it may be an ordinary one by then."""
         return self._made[number]() if number in self._made else None
 
     def _release(self) -> None:
-        """Nothing can be computed any more."""
+        """Free copies and tape: nothing is computed from them any more."""
         self._copies, self._operands, self.tape = InputCopies(), {}, Tape(0, [])

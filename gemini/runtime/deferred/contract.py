@@ -28,16 +28,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class OutputSpec:
-    """The output of a call without its contents."""
+    """The structure and metadata of a call's output, without its contents."""
 
     form: Form
     metas: tuple[Meta, ...]
-    shared: tuple[frozenset[int], ...] = ()  # tensors of it that share memory
-    nodes: tuple[str, ...] = ()  # names of what has made its tensors
+    shared: tuple[frozenset[int], ...] = ()  # tensors that share memory
+    nodes: tuple[str, ...] = ()  # names of the grad_fn of its tensors
 
     @staticmethod
     def of(output: Any) -> OutputSpec:
-        """Of an output that was seen; raises UnsupportedValueError where it cannot be made again."""
+        """Describe an observed output; raises UnsupportedValueError where it cannot be rebuilt."""
         form, found = flatten_output(output)
         memory: dict[int, set[int]] = {}
         for at, tensor in enumerate(found):
@@ -48,12 +48,12 @@ class OutputSpec:
         return OutputSpec(form, tuple(map(Meta.of, found)), shared, tuple(map(grad_fn_name, found)))
 
     def build(self, tensors: list[torch.Tensor]) -> Any:
-        """The output with these tensors."""
+        """Build the output from these tensors."""
         return decode(self.form, lambda ref: tensors[ref.node])
 
 
 def flatten_output(output: Any) -> tuple[Form, list[torch.Tensor]]:
-    """The form of an output, and its tensors in order; the same tensor in two places is one."""
+    """Return the form of an output and its distinct tensors in order."""
     found: list[torch.Tensor] = []
     place: dict[int, int] = {}
 
@@ -68,13 +68,13 @@ def flatten_output(output: Any) -> tuple[Form, list[torch.Tensor]]:
 
 @dataclass
 class StepResult:
-    """What an overlapped run has computed. Gradients are of the root, and belong to whoever takes them."""
+    """The result of a pipelined run. Gradients are those of the root, and belong to the receiver."""
 
     root: torch.Tensor
     parameters: list[torch.Tensor | None]  # in the order of StepRunner.parameters
     inputs: dict[int, torch.Tensor | None] = field(default_factory=dict)  # by place among PendingCall.inputs
     operands: dict[int, torch.Tensor | None] = field(default_factory=dict)  # by number on the tape
-    kept: frozenset[int] = frozenset()  # values of the tape that can be fetched
+    kept: frozenset[int] = frozenset()  # values of the tape that workers retain
     fetch: Callable[[int], torch.Tensor] | None = None
 
 

@@ -1,8 +1,8 @@
-"""Backward: from a deferred tensor, the step is run; then torch does the rest with real tensors.
+"""Backward from a deferred tensor: the step runs, then torch continues with real tensors.
 
-The usual case is one loss: its call, its tape and its backward run overlapped, with that loss as the root. Roots of
-several calls are run one after the other. What asks for more of the graph than its gradients (`create_graph`, gradients
-of deferred tensors, several roots of one call) needs the call to be made eagerly.
+The usual case is one loss: call, tape and backward run pipelined with that loss as the root. Roots of several calls run
+one after the other. Requests that need more of the graph than its gradients (`create_graph`, gradients of deferred
+tensors, several roots of one call) require an eager run of the call.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _of_tensor: Any = torch.Tensor.backward
 
 
 def install() -> None:
-    """Have torch's own entry points know deferred tensors."""
+    """Patch the entry points of torch.autograd for deferred tensors."""
     if torch.autograd.backward is _backward:
         torch.autograd.backward = backward
-        # Not by `__torch_function__`: modes are out of the way there, and ours could not be taken away.
+        # Not by `__torch_function__`: torch pops modes there, and the hazard mode could not be removed.
         torch.Tensor.backward = _backward_method
         OVERRIDES[_grad] = grad
 
@@ -46,7 +46,7 @@ def backward(  # noqa: PLR0917
     grad_variables: Any = None,
     inputs: Any = None,
 ) -> None:
-    """`torch.autograd.backward`, from deferred tensors too."""
+    """`torch.autograd.backward`, also from deferred tensors."""
     given = (tensors, grad_tensors, grad_variables, inputs)
     if any(True for _ in find_deferred(given)):
         _materialize_roots(tensors, (grad_tensors, grad_variables), inputs, create_graph)
@@ -80,7 +80,7 @@ def grad(
 def _add_gradients_through(  # noqa: PLR0917
     pending: PendingCall, outputs: Any, inputs: list[Any], factors: Any, create_graph: bool, total: list[Any]
 ) -> None:
-    """Gradients of values of a step that has run already: on through the graph of its rerun, from its root."""
+    """Add the gradients of values of a completed step: through the graph of its rerun, from its root."""
     root, again = pending.roots()
     if root is None:
         return
@@ -114,7 +114,7 @@ def _backward_method(self: torch.Tensor, *args: Any, **kwargs: Any) -> None:
 
 
 def _find_waiting_call(loss: DeferredTensor) -> PendingCall | None:
-    """The call that waits for this loss, as nearly always; None: it is anything else."""
+    """Return the call that waits for this scalar loss (the usual case), or None."""
     pending = loss._pending
     if loss._real is not None or pending is None or pending.state != WAITING:
         return None
@@ -132,7 +132,7 @@ def _from_deferred(
 
 
 def _materialize_roots(roots: Any, factors: Any, inputs: Any, create_graph: bool) -> None:
-    """Make what is named real, in the way in which it is needed."""
+    """Make roots, factors and inputs real, pipelined where a scalar root allows it."""
     for one in [*find_deferred(inputs)]:
         graph_tensor(one)
     by_call: dict[int, tuple[PendingCall, list[int]]] = {}

@@ -1,15 +1,15 @@
-"""A deferred tensor: shape, dtype and device are known, contents are not yet.
+"""A deferred tensor: shape, dtype and device are known, contents are not.
 
-To the program it is a tensor. What it does with it is written down (`recording`) until contents are needed:
+To the script it is a tensor. Ops on it are recorded (`tape_recorder`) until contents are needed:
 
-    pending    ──►  an op is recorded; its results are deferred tensors again
+    pending    ──►  an op is recorded; its results are deferred tensors
         │ read, backward, flush
         ▼
-    real       ──►  the object itself becomes the ordinary tensor it stood for, where torch lets it (see `become`);
-                    else it hands every use on to that tensor
+    real       ──►  the object itself becomes the ordinary tensor where torch permits it (see `become`);
+                    otherwise it forwards every use to that tensor
 
-Ops on deferred tensors come to `__torch_function__`. What gets past that (a C++ extension) arrives at
-`__torch_dispatch__`, which works on the real contents; gradients that reach the deferred object are sent on.
+Ops on deferred tensors reach `__torch_function__`. Ops that bypass it (a C++ extension) reach `__torch_dispatch__`,
+which computes on real contents; gradients that arrive at the deferred object are routed to the real tensor.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def _of_tensor(names: str) -> set[Any]:
-    """Attributes (as `.name`) and methods of Tensor, as far as this torch has them."""
+    """Attributes (as `.name`) and methods of Tensor that this version of torch has."""
     found = set()
     for name in names.split():
         one = getattr(torch.Tensor, name.removeprefix("."), None)
@@ -38,19 +38,19 @@ def _of_tensor(names: str) -> set[Any]:
     return found
 
 
-# Answered from what is known of it.
+# Answered from metadata.
 _KNOWN = _of_tensor(
     ".shape .dtype .device .layout .ndim .requires_grad .is_cuda .is_cpu .is_sparse .is_sparse_csr .is_quantized "
     ".is_meta .is_nested .is_mkldnn .is_mps .is_xpu .itemsize .nbytes .names size dim numel nelement stride "
     "element_size is_floating_point is_complex is_signed __len__ ndimension is_contiguous get_device is_inference"
 ) | {torch.is_floating_point, torch.is_complex, torch.numel}
 _IS_LEAF = torch.Tensor.is_leaf.__get__
-# Uses of its place in the graph: contents alone will not do.
+# Uses of its place in the graph, for which contents do not suffice.
 _PLACE = _of_tensor(
     ".grad_fn .grad .retains_grad .output_nr ._backward_hooks ._base _is_view register_hook retain_grad "
     "requires_grad_ register_post_accumulate_grad_hook detach_"
 )
-# Those of them that only look: no gradient comes by there for it.
+# Those that only read: no gradient flows through them.
 _LOOKS = _of_tensor(".grad_fn .grad .retains_grad .output_nr ._backward_hooks ._base _is_view")
 _READS = _of_tensor(
     ".__cuda_array_interface__ item tolist numpy __bool__ __float__ __int__ __index__ __complex__ data_ptr "
@@ -59,7 +59,7 @@ _READS = _of_tensor(
 ) | {torch.equal}
 
 
-# How torch dispatches ops when nothing is going on.
+# The dispatch state of torch outside any op.
 CLEAN = functools.partial(
     torch._C._ForceDispatchKeyGuard,
     torch._C._dispatch_tls_local_include_set(),
@@ -99,12 +99,12 @@ class DeferredTensor(torch.Tensor, metaclass=_TensorLikeMeta):  # type: ignore[m
     _pending: PendingCall | None
     _value: int
     _real: torch.Tensor | None
-    _held: bool  # code in C++ has this very object: it cannot become another
-    _routed: bool  # gradients that come to it are sent on
+    _held: bool  # C++ code refers to this object: it cannot become another
+    _routed: bool  # gradients that arrive are routed to the real tensor
 
     @staticmethod
     def make(pending: PendingCall, value: int, meta: Meta) -> DeferredTensor:
-        """The tensor for a value of a pending call's tape."""
+        """Create the tensor of a value of a pending call's tape."""
         made: DeferredTensor = torch.Tensor._make_wrapper_subclass(
             DeferredTensor,
             meta.shape,
@@ -119,7 +119,7 @@ class DeferredTensor(torch.Tensor, metaclass=_TensorLikeMeta):  # type: ignore[m
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Answer, record, or compute on real tensors."""
+        """Answer from metadata, record, or compute on real tensors."""
         kwargs = kwargs or {}
         if func in _KNOWN and args and isinstance(args[0], DeferredTensor) and args[0]._real is None:
             with torch._C.DisableTorchFunctionSubclass():
@@ -134,7 +134,7 @@ class DeferredTensor(torch.Tensor, metaclass=_TensorLikeMeta):  # type: ignore[m
                 graph_tensor(one, read_only=func in _LOOKS)
             return on_real(func, args, kwargs)
         waiting = _pending_calls(found)
-        if len(waiting) > 1:  # values of steps that have run, as the sums of a metric, need not hold up the next
+        if len(waiting) > 1:  # values of completed steps, such as a metric's sums, must not force the next step
             for one in found:
                 if one._real is None and one._pending is not None and one._pending.state != "waiting":
                     materialize(one)
@@ -147,10 +147,12 @@ class DeferredTensor(torch.Tensor, metaclass=_TensorLikeMeta):  # type: ignore[m
                 return recorded[0]
         written = [(one._pending, one._value) for one in found if one._pending is not None and _writes(func, kwargs)]
         for one in found if written else ():
-            if type(one) is DeferredTensor and one._pending is not None:  # it may have become real with another one
+            if (
+                type(one) is DeferredTensor and one._pending is not None
+            ):  # it may have become real together with another
                 one._pending.write(one)
         for one in found:
-            # What is made of it here will be differentiated, unless it is only looked at.
+            # Results will be differentiated, unless the op only reads.
             _real_for_graph(one) if func not in _READS else materialize(one)
         for pending, value in written:
             pending.publish_dependents(value)
@@ -158,7 +160,7 @@ class DeferredTensor(torch.Tensor, metaclass=_TensorLikeMeta):  # type: ignore[m
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """What did not come to `__torch_function__`: on contents; autograd has the deferred object for an input."""
+        """Compute ops that bypassed `__torch_function__` on contents; autograd holds the deferred object as input."""
         args, kwargs = replace_deferred((args, kwargs or {}), _contents)
         return func(*args, **kwargs)
 
@@ -167,17 +169,17 @@ def _pending_calls(found: list[DeferredTensor]) -> dict[int, PendingCall | None]
     return {id(one._pending): one._pending for one in found if type(one) is DeferredTensor and one._real is None}
 
 
-# The program may keep them in attributes of a model, as metrics do: who saves its state is not to ask for them.
+# Scripts assign them to attributes of a model, as metrics do: saving its state must not compute them.
 deferred_checks.append(lambda tensor: type(tensor) is DeferredTensor and tensor._real is None)
 
 
 def materialize(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor it stands for, for its contents. No method: names of ours would hide those of Tensor."""
+    """Return the real tensor, for its contents. A function: a method would hide one of Tensor."""
     if type(tensor) is DeferredTensor and tensor._real is None:
         assert tensor._pending is not None
         tensor._pending.read(tensor._value)
     if type(tensor) is not DeferredTensor:
-        return tensor  # it has become an ordinary one
+        return tensor  # it has become an ordinary tensor
     assert tensor._real is not None
     return tensor._real
 
@@ -190,19 +192,22 @@ def _real_for_graph(tensor: DeferredTensor) -> torch.Tensor:
 
 
 def graph_tensor(tensor: torch.Tensor, *, read_only: bool = False) -> torch.Tensor:
-    """The tensor it stands for, as the one in the graph."""
+    """Return the real tensor as a part of the autograd graph."""
     if type(tensor) is DeferredTensor and tensor._pending is not None:
         tensor._pending.join(tensor, read_only=read_only)
     return materialize(tensor)
 
 
 def become(tensor: DeferredTensor, real: torch.Tensor, *, for_good: bool = True) -> torch.Tensor:
-    """Stand for a real tensor; for good, by being it. Returns the object that is the real one now: use no other."""
+    """Replace a deferred tensor by a real one; `for_good`: by becoming that object.
+
+    Returns the object that is the real tensor afterwards; use no other.
+    """
     is_free = not tensor._held and type(real) is torch.Tensor and not real._backward_hooks and not is_retained(real)
     if for_good and is_free:
         try:
             torch._C._swap_tensor_impl(tensor, real)
-        except RuntimeError:  # something in C++ has a hold of it
+        except RuntimeError:  # C++ code refers to it
             pass
         else:
             del tensor._pending, tensor._value, tensor._real, tensor._held, tensor._routed
@@ -215,9 +220,9 @@ def become(tensor: DeferredTensor, real: torch.Tensor, *, for_good: bool = True)
 
 
 def _contents(tensor: DeferredTensor) -> torch.Tensor:
-    """Contents for code below autograd, which has the deferred object itself for an input."""
+    """Return contents for code below autograd, which holds the deferred object itself as an input."""
     tensor._held = True
-    with CLEAN():  # here torch has switched off what a call of the model needs
+    with CLEAN():  # torch has disabled dispatch keys that a call of the model needs
         materialize(tensor)
     if type(tensor) is not DeferredTensor:
         return tensor
@@ -227,7 +232,7 @@ def _contents(tensor: DeferredTensor) -> torch.Tensor:
 
 
 def _route_gradients(tensor: DeferredTensor) -> None:
-    """Send on the gradients that come to the object, which autograd takes for a leaf."""
+    """Route gradients that arrive at the object, which autograd treats as a leaf, to the real tensor."""
     real = tensor._real
     if tensor._routed or real is None or not real.requires_grad:
         return
@@ -242,7 +247,7 @@ def _route_gradients(tensor: DeferredTensor) -> None:
         tensor.register_post_accumulate_grad_hook(send_on)
 
 
-# Functions with a way of their own to treat deferred tensors: `backward` adds itself.
+# Functions with their own treatment of deferred tensors: `deferred_backward` adds `torch.autograd.grad`.
 OVERRIDES: dict[Any, Callable[..., Any]] = {}
 
 
@@ -262,7 +267,7 @@ _ASSIGNING = {"__setitem__", *(f"__i{one}__" for one in _OPERATORS)}
 
 
 def _writes(func: Any, kwargs: Any) -> bool:
-    """Whether a function writes to one of its arguments, by the rules of names that torch keeps."""
+    """Whether a function writes one of its arguments, by torch's naming rules."""
     name = getattr(func, "__name__", "")
     by_name = name in _ASSIGNING or (name.endswith("_") and not name.startswith("__"))
     return by_name or bool(kwargs.get("inplace")) or kwargs.get("out") is not None
@@ -275,7 +280,7 @@ def _is_leaf(tensor: torch.Tensor) -> bool:
 
 
 def on_real(func: Any, args: Any, kwargs: Any) -> Any:
-    """Call a function with the real tensors; one that returns a tensor it was given returns the program's object."""
+    """Call a function on real tensors; if it returns one of its arguments, return the script's object."""
     objects: dict[int, DeferredTensor] = {}
 
     def real(one: DeferredTensor) -> torch.Tensor:
@@ -289,7 +294,7 @@ def on_real(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def find_deferred(value: Any) -> Iterator[DeferredTensor]:
-    """All deferred tensors in a nest of sequences and dictionaries."""
+    """Yield all deferred tensors in nested sequences and dictionaries."""
     if isinstance(value, DeferredTensor):
         yield value
     elif isinstance(value, (list, tuple)):
@@ -301,8 +306,10 @@ def find_deferred(value: Any) -> Iterator[DeferredTensor]:
 
 
 def replace_deferred(value: Any, new: Callable[[DeferredTensor], Any]) -> Any:
-    """The nest with other objects in the place of its deferred tensors. A sequence or dictionary without any is the
-    very object: the program sees what a model that is given it does to it."""
+    """Replace the deferred tensors in nested sequences and dictionaries.
+
+    A container without any is returned as the same object: a model may modify it, and the caller sees that.
+    """
     if isinstance(value, DeferredTensor):
         return new(value)
     if not isinstance(value, (list, tuple)) and type(value) is not dict:

@@ -1,12 +1,12 @@
-"""Giving parameters their gradients as autograd would, where nobody can tell that it was not.
+"""Assign gradients to parameters without autograd, where that cannot be observed.
 
-Accumulation by torch's engine costs a few microseconds a parameter, for what is one assignment where a parameter has no
-gradient yet. Autograd must do it where anything of the program would see it:
+Accumulation by torch's engine costs some microseconds per parameter, for one assignment where a parameter has no
+gradient yet. Autograd must do it where code of the script could observe the difference:
 
     hooks on a parameter               `_backward_hooks`, `_post_accumulate_grad_hooks`
-    hooks on its node of the graph     that node lives, and holds the parameter: torch counts its holders. DDP does so,
-                                       and whoever asks for hooks on several parameters together
-    modes of the program               that see what autograd does, anomaly mode
+    hooks on its AccumulateGrad node   the node is alive and refers to the parameter, which shows in torch's use count
+                                       (DDP; hooks on several parameters together)
+    modes of the script                that see what autograd does, anomaly mode
     a gradient, or another layout      which is added to, or copied into
 """
 
@@ -29,13 +29,13 @@ _SEEN = attrgetter("_backward_hooks", "_post_accumulate_grad_hooks", "grad")
 _BARE = (None, None, None)
 _HOLDERS, _IS_DENSE = torch.Tensor._use_count, torch.Tensor.is_contiguous
 with torch.inference_mode(False), torch.enable_grad():
-    _LEAF = torch.zeros((), device="cpu", requires_grad=True)  # stands for all parameters
-    _FREED = _LEAF.exp()  # backward has been called of it
+    _LEAF = torch.zeros((), device="cpu", requires_grad=True)  # represents all parameters
+    _FREED = _LEAF.exp()  # its graph is freed
     torch.autograd.grad(_FREED, _LEAF)
 
 
 def can_assign(targets: Sequence[torch.Tensor]) -> bool:
-    """Whether all are parameters without gradients, and nobody sees how they come by one."""
+    """Whether all are parameters without gradients whose accumulation is unobservable."""
     return (
         {*map(type, targets)} == {nn.Parameter}
         and _are_bare([*map(_SEEN, targets)])
@@ -48,13 +48,13 @@ def can_assign(targets: Sequence[torch.Tensor]) -> bool:
 
 
 def _are_bare(seen: list[tuple[Any, Any, Any]]) -> bool:
-    """Neither hooks nor gradients; copied parameters have empty tables of hooks."""
+    """Whether there are neither hooks nor gradients; copied parameters have empty hook tables."""
     is_usual = seen.count(_BARE) == len(seen)
     return is_usual or all(not hooks and not late and gradient is None for hooks, late, gradient in seen)
 
 
 def assign_gradients(targets: Sequence[torch.Tensor], found: list[Any]) -> None:
-    """Gradients, which are nobody else's, to such parameters."""
+    """Assign gradients, which have no other owner, to such parameters."""
     if are_dense(found):
         _assign_all(targets, found)
         return
@@ -65,26 +65,26 @@ def assign_gradients(targets: Sequence[torch.Tensor], found: list[Any]) -> None:
 
 
 class EarlyGradients:
-    """Gradients that parameters have before these are computed: where they will be is known.
+    """Gradients assigned before they are computed, as their memory is known.
 
-    Whoever runs a step is waited for, so nobody looks; unless code of the program runs in between.
+    The controller waits for the step, so they are unobservable unless code of the script runs in between.
     """
 
     def __init__(self, targets: Sequence[torch.Tensor], found: list[Any]) -> None:
-        """Dense ones, of parameters that are unseen."""
+        """Dense gradients, of parameters for which `can_assign` holds."""
         self._targets, self._found, self._counted = targets, found, count_user_code_runs()
 
     def give(self) -> None:
-        """Have parameters have them."""
+        """Assign them."""
         _assign_all(self._targets, self._found)
 
     def is_right(self, found: list[Any]) -> bool:
-        """Whether these are the gradients, and nobody can have seen them."""
+        """Whether these are the gradients, and no code of the script has run in between."""
         is_same = len(found) == len(self._found) and all(map(is_, found, self._found))
         return is_same and self._counted == count_user_code_runs()
 
     def revoke(self) -> None:
-        """Parameters are as before, but for what the program has given them itself."""
+        """Undo the assignment, except where the script has assigned another gradient."""
         for target, gradient in zip(self._targets, self._found, strict=True):
             if target.grad is gradient:
                 target.grad = None
@@ -95,7 +95,7 @@ def _assign_all(targets: Sequence[torch.Tensor], found: list[Any]) -> None:
 
 
 def are_dense(found: list[Any]) -> bool:
-    """Whether all are there, and as new ones would be."""
+    """Whether all gradients exist and are contiguous."""
     try:
         return all(map(_IS_DENSE, found))
     except (TypeError, RuntimeError):  # there is none, or it is sparse
@@ -103,7 +103,7 @@ def are_dense(found: list[Any]) -> bool:
 
 
 def make_freed_root(root: torch.Tensor, name: str) -> torch.Tensor:
-    """A root in a graph of which backward has been called, made by a node of a name."""
+    """Return a root whose graph is already freed, made by a node of this name."""
     function: Any = rename_grad_fn(_FreedRoot, name)
     with enable_graph():
         made: torch.Tensor = super(torch.autograd.Function, function).apply([root], _FREED)
@@ -117,12 +117,12 @@ class _FreedRoot(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:  # noqa: ARG004
-        """On to what is freed: torch itself says so."""
+        """Pass on to the freed graph: torch itself raises."""
         return None, gradient
 
 
 def enable_graph() -> AbstractContextManager[Any]:
-    """Inside, graphs are made, whatever the program's modes are."""
+    """Inside, graphs are recorded, whatever the modes of the script."""
     if torch.is_grad_enabled() and not torch.is_inference_mode_enabled():
         return nullcontext()
     stack = ExitStack()

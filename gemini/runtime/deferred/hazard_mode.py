@@ -1,12 +1,13 @@
-"""Watching the program while calls wait: what it does next may have to come after them.
+"""Hazard mode: detects ops of the script that must run after calls that are waiting.
 
-A TorchFunctionMode sees every torch function that the program calls. Before one that
+A TorchFunctionMode sees every torch function that the script calls. Before one that
 
-    draws random numbers                    calls that draw are made first
-    writes to a parameter or a buffer       calls of that model are made with what it holds now
-    reads a buffer that a call writes to    that call is made first
+    draws random numbers                    waiting calls that draw run first
+    writes a parameter or a buffer          waiting calls of that model run with its present contents
+    reads a buffer that a call writes       that call runs first
 
-It lies below all modes of the program, which then enter and leave theirs as always, and is there only while calls wait.
+It lies below all modes of the script, so that the script can enter and leave its own, and is active only while calls
+wait.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _IN_PLACE = ("__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__", 
 
 
 class HazardMode(TorchFunctionMode):  # type: ignore[misc]
-    """Sees what the program does."""
+    """Runs waiting calls before ops that conflict with them."""
 
     is_ours = True
 
@@ -53,7 +54,7 @@ class HazardMode(TorchFunctionMode):  # type: ignore[misc]
 
 
 class _ModeDepth(threading.local):
-    depth = 0  # torch has taken the mode away, to call it, and puts it back afterwards
+    depth = 0  # torch has popped the mode to call it, and pushes it back afterwards
 
 
 _mode = _ModeDepth()
@@ -61,7 +62,7 @@ _hazard_mode = HazardMode()
 
 
 def toggle_hazard_mode(begin: bool) -> None:
-    """Watch, or do so no more, in this thread."""
+    """Enter or leave the mode in this thread."""
     if _mode.depth:
         return
     count = torch._C._len_torch_function_stack()
@@ -70,14 +71,14 @@ def toggle_hazard_mode(begin: bool) -> None:
     at = [torch._C._get_function_stack_at(index) is _hazard_mode for index in range(count)]
     if any(at) == begin:
         return
-    # Modes of the program are above ours: those that it leaves must be its own.
+    # Modes of the script stay above this one: it must pop its own when it leaves them.
     modes = [torch._C._pop_torch_function_stack() for _ in range(count)][::-1]
     for mode in [_hazard_mode, *modes] if begin else [mode for mode in modes if mode is not _hazard_mode]:
         torch._C._push_on_torch_function_stack(mode)
 
 
 def run_random_calls() -> None:
-    """Somebody draws random numbers, or looks at the generator."""
+    """Run waiting calls that draw: random numbers are drawn, or the generator is read."""
     if not pending_queue.is_busy():
         for one in pending_queue.waiting_calls():
             if one.runner.draws:
@@ -127,7 +128,7 @@ def _kind(func: Any) -> int:
 
 
 def _does_draw(func: Any, args: Any, kwargs: Any) -> bool:
-    """Whether it does this time, as far as its arguments tell."""
+    """Whether this call draws, as far as its arguments tell."""
     name = func.__name__
     at = TRAINING_ARGUMENT.get(name)
     if at is not None:

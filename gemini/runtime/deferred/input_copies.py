@@ -1,10 +1,10 @@
-"""Copies of what a call or an op was given: what the program writes to its tensors later must not leak in.
+"""Copies of inputs and operands: later writes of the script must not affect a deferred call.
 
-Writes through NumPy or `.data` leave no trace, so a tensor is copied when it is used, and one that was copied before
-is compared with its copy, bit by bit. Parameters are not copied: nothing may write to them before the call is done
-(see `watching`), and their versions are compared.
+Writes through NumPy or `.data` leave no trace, so a tensor is copied when it is used, and compared with an earlier copy
+bit by bit. Parameters are not copied: `hazard_mode` runs the call before they are written, and their versions are
+compared.
 
-A copy of a tensor that requires a gradient is connected to it as it is now: gradients go where they would have gone.
+The copy of a tensor that requires a gradient is connected to its present place in the graph.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ class InputCopies:
     """Tensors that were used, by identity, with their copies."""
 
     def __init__(self) -> None:
-        # The tensor itself is kept, or another might get its identity.
+        # Holds the tensor, so that no other gets its identity.
         self._found: dict[int, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}
         self._watched: list[torch.Tensor] = []
         self._versions: list[int] = []
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A tensor with the contents of now, in the program's graph; the same one as long as they are the same."""
+        """Return a tensor with the present contents, connected to the graph; the same one while they do not change."""
         known = self._found.get(id(tensor))
         if isinstance(tensor, nn.Parameter):
             if known is None:
@@ -49,12 +49,12 @@ class InputCopies:
         return pinned
 
     def watch(self, parameters: list[torch.Tensor]) -> None:
-        """Parameters that must stay as they are."""
+        """Record the versions of parameters that must not change."""
         self._watched += parameters
         self._versions += _versions(parameters)
 
     def changed(self) -> torch.Tensor | None:
-        """A parameter that has been written to."""
+        """Return a parameter that was written, or None."""
         now = _versions(self._watched)
         if now == self._versions:
             return None
@@ -69,10 +69,10 @@ def _versions(tensors: list[torch.Tensor]) -> list[int]:
 
 
 def version_of(tensor: torch.Tensor) -> int:
-    """How often it was written to, as far as torch knows."""
+    """Return torch's version counter; 0 for a tensor without one."""
     try:
         return int(tensor._version)
-    except RuntimeError:  # made in inference mode: nobody counts
+    except RuntimeError:  # inference tensors have none
         return 0
 
 
@@ -80,18 +80,18 @@ def _is_same(tensor: torch.Tensor, copy: torch.Tensor) -> bool:
     if tensor.shape != copy.shape or tensor.dtype != copy.dtype or tensor.device != copy.device:
         return False
     bits = _BITS.get(tensor.element_size())
-    if bits is None:  # a complex number of doubles
+    if bits is None:  # complex128
         return False
     return bool(torch.equal(_plain(tensor).view(bits), _plain(copy).view(bits)))
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:
-    """Without what is still to be done to what its memory holds: torch has no other view of such a tensor."""
+    """Resolve lazy conjugation and negation, of which torch has no bit view."""
     return tensor.detach().resolve_conj().resolve_neg()
 
 
 def _is_connected(tensor: torch.Tensor, pinned: torch.Tensor) -> bool:
-    """Whether a copy is in the graph where the tensor is now."""
+    """Whether a copy is connected to the tensor's present place in the graph."""
     if not tensor.requires_grad or not pinned.requires_grad:
         return bool(tensor.requires_grad == pinned.requires_grad)
     node = pinned.grad_fn.next_functions[0][0]
@@ -99,15 +99,15 @@ def _is_connected(tensor: torch.Tensor, pinned: torch.Tensor) -> bool:
 
 
 class CopiedInput(torch.autograd.Function):  # type: ignore[misc]
-    """A copy in the place of a tensor: contents of the copy, gradients to the tensor."""
+    """A copy in place of a tensor: contents of the copy, gradients to the tensor."""
 
     @staticmethod
     def forward(ctx: Any, copy: list[torch.Tensor], tensor: torch.Tensor) -> torch.Tensor:  # noqa: ARG004
-        """The copy; in a list, so that autograd takes it for new."""
-        ctx.set_materialize_grads(False)  # no gradient is none, not zeros
+        """Return the copy; in a list, so that autograd treats it as new."""
+        ctx.set_materialize_grads(False)  # a missing gradient stays None
         return copy[0]
 
     @staticmethod
     def backward(ctx: Any, gradient: Any) -> tuple[Any, ...]:  # noqa: ARG004
-        """To the tensor."""
+        """Pass the gradient to the tensor."""
         return None, gradient

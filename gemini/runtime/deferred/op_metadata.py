@@ -1,8 +1,8 @@
-"""Facts of an op: what its results will look like, without running it.
+"""Op metadata: shapes, dtypes and aliasing of an op's results, without running it on contents.
 
-The op is run once on fake tensors, which have no contents but go through all of torch's rules: promotion, broadcasting,
-autocast, gradient modes, views. What is found is remembered for ops of the same kind on tensors of the same kind, so a
-step costs a look-up an op. An op that needs contents to be known fails there, and is not recorded.
+The op runs once on fake tensors, which obey all of torch's rules: promotion, broadcasting, autocast, gradient modes,
+views. The result is cached by op and metadata of its arguments, so a step costs one look-up per op. An op that needs
+contents fails on fake tensors, and is not recorded.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from gemini.random_numbers.random_ops import is_random_op
 from gemini.runtime.deferred.contract import flatten_output
 from gemini.runtime.deferred.recorded_warnings import collect_warnings
 
-_MOST = 4096  # remembered ops; programs whose literals change with every step would fill the memory
+_MOST = 4096  # cached ops: literals that change in every step would fill the memory
 _PLAIN = (bool, int, float, complex, str, torch.dtype, torch.device, torch.layout)
 _known: dict[Hashable, OpMetadata | None] = {}
 _unknown: Any = object()
@@ -34,23 +34,23 @@ _fake: list[FakeTensorMode] = []
 
 @dataclass(frozen=True)
 class OpMetadata:
-    """Of an op on tensors of some kind; tensors that it is given go by their place among them."""
+    """Metadata of an op for arguments of given metadata; argument tensors are identified by position."""
 
-    form: Form  # of what it returns; Ref.node is the place among `metas`
-    metas: tuple[Meta, ...]  # of the tensors it returns
-    same: tuple[int | None, ...]  # for each of these, the given one that it is, if any
-    shares: tuple[frozenset[int], ...]  # for each, the given ones whose memory it shares
-    writes: tuple[int, ...]  # the given ones that are written to
-    written: tuple[Meta, ...]  # these, afterwards
+    form: Form  # of the returned value; Ref.node is the place among `metas`
+    metas: tuple[Meta, ...]  # of the returned tensors
+    same: tuple[int | None, ...]  # for each of these, the argument that it is, if any
+    shares: tuple[frozenset[int], ...]  # for each, the arguments whose memory it shares
+    writes: tuple[int, ...]  # the arguments that are written
+    written: tuple[Meta, ...]  # their metadata afterwards
     is_random: bool
-    plain: tuple[Any] | None  # what it returns, where that is no tensor
-    nodes: tuple[str, ...] = ()  # names of what makes the tensors it returns, or writes to
-    warned: list[warnings.WarningMessage] = field(default_factory=list, compare=False)  # by every call of it
-    ops: dict[Hashable, Op] = field(default_factory=dict, compare=False)  # written down before, by numbers of values
+    plain: tuple[Any] | None  # the returned value, where it holds no tensor
+    nodes: tuple[str, ...] = ()  # grad_fn names of the tensors that it returns or writes
+    warned: list[warnings.WarningMessage] = field(default_factory=list, compare=False)  # emitted by every call
+    ops: dict[Hashable, Op] = field(default_factory=dict, compare=False)  # cached ops, by numbers of values
 
 
 def infer_metadata(key: Hashable, run: Callable[[list[torch.Tensor]], Any], metas: list[Meta]) -> OpMetadata | None:
-    """Facts of the op that `run` runs on given tensors; None where they cannot be known."""
+    """Return the metadata of the op that `run` applies to tensors; None where it depends on contents."""
     found: OpMetadata | None = _known.get(key, _unknown)
     if found is _unknown:
         if len(_known) >= _MOST:
@@ -58,7 +58,7 @@ def infer_metadata(key: Hashable, run: Callable[[list[torch.Tensor]], Any], meta
         try:
             with _mute_fake_tensor_log():
                 found = _infer(run, metas)
-        except Exception:  # whatever it was, the program will see it when the op runs on contents
+        except Exception:  # the error appears when the op runs on contents
             found = None
         _known[key] = found
     return found
@@ -66,7 +66,7 @@ def infer_metadata(key: Hashable, run: Callable[[list[torch.Tensor]], Any], meta
 
 @contextmanager
 def _mute_fake_tensor_log() -> Iterator[None]:
-    """Torch logs what fails on fake tensors; the program will see it when it fails on contents."""
+    """Silence torch's log of failures on fake tensors: the error appears when the op runs on contents."""
     logger = logging.getLogger("torch._subclasses.fake_tensor")
     before, logger.disabled = logger.disabled, True
     try:
@@ -97,7 +97,7 @@ def _infer(run: Callable[[list[torch.Tensor]], Any], metas: list[Meta]) -> OpMet
         places = {id(one): at for at, one in enumerate(given)}
         memory = [_memory(one) for one in found]
         shares = tuple(frozenset(at for at, one in enumerate(before) if one == mine) for mine in memory)
-        if len(set(memory)) < len(memory) and not any(shares):  # parts of something new
+        if len(set(memory)) < len(memory) and not any(shares):  # parts of one new tensor
             shares = tuple(frozenset({-1}) for _ in memory)
         same = tuple(places.get(id(one)) for one in found)
         nodes = tuple(map(grad_fn_name, found))
@@ -118,22 +118,22 @@ def _make_fake(meta: Meta) -> torch.Tensor:
         made = torch.empty_strided(meta.shape, meta.strides, dtype=meta.dtype, device=meta.device)
     if not meta.requires_grad:
         return made
-    # No leaf: those may not be written to.
+    # No leaf: leaves may not be written.
     with torch.enable_grad():
         return _NonLeaf.apply(made.requires_grad_())
 
 
 class _NonLeaf(torch.autograd.Function):  # type: ignore[misc]
-    """A tensor of the same kind that is no leaf, and no view."""
+    """A tensor of the same metadata that is neither a leaf nor a view."""
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:  # noqa: ARG004
-        """A new one."""
+        """Return a new tensor."""
         return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
 
     @staticmethod
     def backward(ctx: Any, gradient: Any) -> Any:  # noqa: ARG004
-        """Never asked for."""
+        """Never called."""
         return gradient
 
 
@@ -142,7 +142,7 @@ def _memory(tensor: torch.Tensor) -> int:
 
 
 class _WriteRecorder(TorchDispatchMode):  # type: ignore[misc]
-    """Sees which memory is written to, and whether random numbers are drawn."""
+    """Records which memory is written, and whether random numbers are drawn."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -152,7 +152,7 @@ class _WriteRecorder(TorchDispatchMode):  # type: ignore[misc]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         self.is_random |= is_random_op(func)
-        # Its schema says nothing about the running averages.
+        # Its schema does not declare writes of the running averages.
         hidden = "batch_norm" in func.__name__ and "backward" not in func.__name__
         for at, argument in enumerate(func._schema.arguments):
             value = args[at] if at < len(args) else kwargs.get(argument.name)

@@ -1,15 +1,15 @@
-"""A pending call: a call of a model that has been made by the program, and not yet by anybody else.
+"""A pending call: a call of a model that the script has made and that has not run yet.
 
     waiting    the tape grows
-       │ run(root)     call, tape and backward overlapped ──►  ran    the root is real, gradients wait in its node;
-       │                                                              other values are fetched when they are read
-       │ resolve()     call made eagerly, tape replayed   ──►  done   everything is real
+       │ run(root)     call, tape and backward pipelined ──►  ran    the root is real, gradients wait in its node;
+       │                                                             other values are fetched when they are read
+       │ resolve()     call runs eagerly, tape replayed  ──►  done   everything is real
        ▼
-    Reading a value while waiting: if there is a loss, the step is run for it, and the value fetched (most programs
-    that read their loss differentiate it next); else the call is resolved.
+    Reading a value while waiting: if there is a loss, the step runs for it, and the value is fetched (most scripts
+    that read their loss differentiate it next); otherwise the call is resolved.
 
-The call is made under the region, the modes of modules and the state of the generator of the time when it was made by
-the program. Reruns (see `node`) leave buffers and generators as they find them.
+The call runs under the region, the training modes and the generator state of the time when the script made it. Reruns
+(see `step_autograd`) leave buffers and generators unchanged.
 """
 
 from __future__ import annotations
@@ -45,34 +45,34 @@ WAITING, RAN, DONE = "waiting", "ran", "done"
 
 
 class PendingCall(RepeatableCall):
-    """One call, and what the program has done with its outputs so far."""
+    """One call, and the ops that the script has applied to its outputs."""
 
     def __init__(self, runner: StepRunner, call: ModelCall, model_state: Any = None) -> None:
         super().__init__(runner, call, model_state)
         self.state = WAITING
-        # Contents of a step that has run. In no graph: the graph knows this call, and would never be freed.
+        # Contents of a completed step. In no graph: the graph refers to this call, and would never be freed.
         self._contents: dict[int, torch.Tensor] = {}
         self._failures: dict[int, FailedValue] = {}
         self._result: StepResult | None = None
         self._error: Exception | None = None
-        self._was_tried = self._is_plain_backward = False  # to be run overlapped, and by a plain backward
-        self.is_backward_done = False  # nothing can be differentiated through the root any more
+        self._was_tried = self._is_plain_backward = False  # run pipelined, and by a plain backward
+        self.is_backward_done = False  # no gradient can pass the root any more
         self._early_gradients: EarlyGradients | None = None
         self._called_from = call_site()
 
-    # ── what the program does ────────────────────────────────────────────────────────────────────────────────────────
+    # ── what the script does ────────────────────────────────────────────────────────────────────────────────────────
     def outputs(self, passed: Mapping[int, torch.Tensor]) -> Any:
-        """What the program gets: the output of its model with deferred tensors, but for those it has already."""
+        """Return the output of the model with deferred tensors, except those that the caller already has."""
         metas = enumerate(self.runner.output_spec.metas)
         made = [passed[at] if at in passed else self.make(at, meta) for at, meta in metas]
         return self.runner.output_spec.build(made)
 
     def record(self, function: Any, args: Any, kwargs: Any) -> tuple[Any] | None:
-        """What a function returns, in a tuple, as deferred tensors; None where it must run on contents."""
+        """Return the result of a function, in a tuple, as deferred tensors; None where it must run on contents."""
         return record(self, function, args, kwargs) if self.state == WAITING and not pending_queue.is_busy() else None
 
     def protected_storages(self) -> set[int]:
-        """The memory that nobody may write to before the call is made."""
+        """Return the storages that must not be written before the call runs."""
         used = {storage_id(one) for one in self.tape.operands.values() if isinstance(one, torch.nn.Parameter)}
         return self.context.storages() | used
 
@@ -83,7 +83,7 @@ class PendingCall(RepeatableCall):
 
     # ── becoming real ──────────────────────────────────────────────────────────────────────────────────────────────
     def read(self, value: int) -> None:
-        """Have the contents of a value."""
+        """Compute the contents of a value."""
         if self.state == WAITING:
             root = self._root(value)
             with CLEAN():
@@ -93,10 +93,10 @@ class PendingCall(RepeatableCall):
         self._raise_for(value)
 
     def join(self, tensor: DeferredTensor, *, read_only: bool = False) -> None:
-        """Have a tensor as a part of the graph in which the root is computed.
+        """Make a tensor a part of the graph in which the root is computed.
 
-        With parameters of later steps no such graph can be made. Who only looks, or comes when gradients have gone
-        through for good, is shown a node of the same name.
+        With parameters of later steps no such graph can be built. A caller that only reads, or comes after gradients
+        have passed for good, gets a node of the same name.
         """
         value = tensor._value
         if self.state == WAITING:
@@ -116,7 +116,7 @@ class PendingCall(RepeatableCall):
         return (read_only or self.is_backward_done) and self._copies.changed() is not None
 
     def write(self, tensor: DeferredTensor) -> None:
-        """A tensor is about to be written to: what shares its memory must be in one graph with it."""
+        """Prepare an in-place write: values that share the tensor's memory must be in one graph with it."""
         if self.state != RAN or self.is_unaliased(tensor._value) or self.has_graph():
             return
         known = {number: one._real for number, one in self._deferred_tensors() if one._real is not None}
@@ -125,11 +125,11 @@ class PendingCall(RepeatableCall):
         for number, before in known.items():
             made = self._graph.values[number]
             if not isinstance(made, FailedValue):
-                made.data.copy_(before.data)  # which the program may have written to past autograd
+                made.data.copy_(before.data)  # the script may have written it past autograd
                 self._publish(number, made)
 
     def publish_dependents(self, value: int) -> None:
-        """A real tensor is about to be written to: have what was made of its contents of now."""
+        """Compute the values derived from a real tensor before it is written."""
         if self.state != RAN:
             return
         made = {value}
@@ -140,9 +140,9 @@ class PendingCall(RepeatableCall):
             self._publish_contents(number)
 
     def run(self, root: int, is_plain_backward: bool = False) -> bool:
-        """Run call, tape and backward from a root together; eagerly where that cannot be done.
+        """Run call, tape and backward from a root together; eagerly where that is impossible.
 
-        `is_plain_backward`: a plain backward from this root is all that the program wants. Whether that is done, too.
+        `is_plain_backward`: the script requests a plain backward from this root. Returns whether that is done, too.
         """
         if self.state != WAITING:
             return False
@@ -154,7 +154,7 @@ class PendingCall(RepeatableCall):
             self._was_tried, self._is_plain_backward = True, is_plain_backward
             try:
                 with self.context.restore(self.number), ExitStack() as stack:
-                    self.region.enter(stack, Region.current())  # whoever asks now may be in another one
+                    self.region.enter(stack, Region.current())  # the present one may differ
                     result = self.runner.run_pipelined(self, self.tape, root)
             except Exception as error:
                 self.context.roll_back()
@@ -170,13 +170,13 @@ class PendingCall(RepeatableCall):
             if result is not None:
                 self.runner.on_fallback(result)
             self.resolve()
-            # Where the program's own code raises here too, nothing of ours has failed.
+            # Where user code raises in the eager run too, the step itself has not failed.
             if raised is not None and not isinstance(raised, GeminiError) and root not in self._failures:
                 self._report_failure(raised)
             return False
         pending_queue.add_completed(self)
-        if any(root in op.reads() for op in self.tape.ops):  # else nothing can ask for it
-            self._contents[root] = result.root.clone()  # the graph gets the object itself
+        if any(root in op.reads() for op in self.tape.ops):  # else it cannot be requested
+            self._contents[root] = result.root.clone()  # the graph takes the object itself
         gradients, given = self._gradients(result, root), self.differentiable(root)
         is_given = (
             result.root.is_cpu and self._early_gradients is not None and self._early_gradients.is_right(gradients)
@@ -196,24 +196,24 @@ class PendingCall(RepeatableCall):
         return is_done
 
     def assign_early(self, root: int, gradients: list[Any]) -> None:
-        """Where the gradients of parameters will be: where nobody can tell, parameters have them already."""
+        """Assign gradients whose memory is known before they are computed, where that is unobservable."""
         given = self.differentiable(root)
         if self._is_plain_backward and are_dense(gradients) and self._can_assign(given):
             self._early_gradients = EarlyGradients(given, gradients)
             self._early_gradients.give()
 
     def _can_assign(self, given: list[torch.Tensor]) -> bool:
-        # A parameter that the loss reads as well is among the given twice.
+        # A parameter that the loss reads as well occurs twice.
         return len(given) == len(self.runner.parameters) and can_assign(given)
 
     def _revoke_early(self) -> None:
-        """Something has not gone as it was foreseen."""
+        """Revoke gradients that were assigned early."""
         if self._early_gradients is not None:
             self._early_gradients.revoke()
             self._early_gradients = None
 
     def _report_failure(self, error: Exception) -> None:
-        """Say that a step has failed; whoever raises then wants nobody to try again."""
+        """Report a failed step; if that raises, the call is not repeated."""
         try:
             self.runner.on_failure(error)
         except Exception as fatal:
@@ -221,7 +221,7 @@ class PendingCall(RepeatableCall):
             raise
 
     def resolve(self) -> None:
-        """Make the call eagerly; every value becomes real."""
+        """Run the call eagerly; every value becomes real."""
         if self.state == RAN:
             for value in self.alive():
                 self._publish_contents(value)
@@ -246,7 +246,7 @@ class PendingCall(RepeatableCall):
         self.inputs = []
 
     def complete(self) -> None:
-        """Have it done, in whatever way."""
+        """Run the call, pipelined where there is a loss."""
         root = self._root(-1)
         if root is not None:
             self.run(root)
@@ -254,7 +254,7 @@ class PendingCall(RepeatableCall):
             self.resolve()
 
     def materialize_all(self) -> None:
-        """Have every value real, and every deferred tensor an ordinary one: somebody looks who does not ask."""
+        """Make every value real and every deferred tensor an ordinary one, for code that bypasses the patches."""
         self.resolve()
         for ref in self._made.values():
             one = ref()
@@ -262,7 +262,7 @@ class PendingCall(RepeatableCall):
                 become(one, one._real)
 
     def compute_before_update(self) -> None:
-        """Parameters are about to change: have all that can only be computed with those of now."""
+        """Compute the values that depend on the present parameters: they are about to change."""
         if self.state == WAITING:
             self.resolve()
         elif self.state == RAN:
@@ -272,9 +272,9 @@ class PendingCall(RepeatableCall):
 
     # ── parts of it ────────────────────────────────────────────────────────────────────────────────────────────────
     def _root(self, value: int) -> int | None:
-        """The value to run the step for when `value` is read; None: the call is to be made first."""
+        """Return the value to run the step for when `value` is read; None: the call must run eagerly."""
         if any(dtype == "float16" for _, _, dtype in self.region.autocast):
-            return None  # gradients of a loss that is not scaled yet would vanish
+            return None  # gradients of an unscaled loss would vanish
         scalars = {one for one in (*self.alive(), value) if one >= 0 and self.tape.metas[one].is_scalar()}
         found = {one for one in scalars if self.is_independent(one)}
         if not found:
@@ -291,7 +291,7 @@ class PendingCall(RepeatableCall):
         return found
 
     def _publish_contents(self, value: int) -> None:
-        """Make a value of a step that has run real."""
+        """Make a value of a completed step real."""
         found = self._graph.values[value] if self._graph is not None else self._find(value)
         if found is None:
             values = self._rerun(connect=False).values
@@ -302,7 +302,7 @@ class PendingCall(RepeatableCall):
         self._publish(value, found)
 
     def _find(self, value: int) -> Any:
-        """A value of a step that has run; None where only a rerun can tell."""
+        """Return a value of a completed step; None where only a rerun can compute it."""
         result, tensor = self._result, self.tensor(value)
         assert result is not None
         if tensor is not None and (type(tensor) is not DeferredTensor or tensor._real is not None):
@@ -316,7 +316,7 @@ class PendingCall(RepeatableCall):
             except WorkerError:
                 if self._copies.changed() is not None:
                     raise
-                return None  # nothing has changed since: a rerun tells what the worker knew
+                return None  # nothing has changed since: a rerun gives the lost value
         if value in self._contents:
             contents = self._contents[value]
             is_differentiable = self.tape.metas[value].requires_grad
@@ -335,7 +335,7 @@ class PendingCall(RepeatableCall):
         return known[value]
 
     def _can_wait(self, value: int) -> bool:
-        """Whether contents can be had without any parameter."""
+        """Whether contents can be computed without any parameter."""
         assert self._result is not None
         if value in self._result.kept or value in self._contents:
             return True
@@ -347,13 +347,13 @@ class PendingCall(RepeatableCall):
         return all(self._can_wait(one) for one in self.tape.ops[at].reads())
 
     def _publish(self, value: int, real: Any) -> None:
-        """A value is known: what the program has of it becomes real."""
+        """Make the tensor of a computed value real."""
         if isinstance(real, FailedValue):
             self._failures[value] = real
             return
         tensor = self.tensor(value)
         if type(tensor) is DeferredTensor:
-            # Other values of a step that has run keep a way back: they may be wanted as a part of the root's graph.
+            # Other values of a completed step stay deferred: they may become a part of the root's graph.
             for_good = self.state == DONE or self._graph is not None or value == self._ran_for
             real = become(tensor, real, for_good=for_good)
         if self._graph is not None:

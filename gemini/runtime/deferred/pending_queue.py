@@ -1,8 +1,8 @@
-"""The queue of pending calls: which of them must be made before something else happens.
+"""The queue of pending calls: which of them must run before something else happens.
 
-Calls may be made in another order than the program made them, as long as nobody can tell. Somebody can where both draw
-random numbers, or where one writes to buffers: then those before are made first. A call that has effects is made even
-if the program has dropped its outputs; any other is forgotten with them.
+Calls may run in another order than the script made them, as long as that is unobservable. It is observable where both
+draw random numbers, or where one writes buffers: then earlier calls run first. A call with effects runs even if the
+script has dropped its outputs; any other is discarded with them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from gemini.runtime.deferred.pending_call import PendingCall
 
 _LEAK = (
-    "random numbers were drawn while a call of {} that draws too was put off, in a way that could not be seen: "
+    "random numbers were drawn while a call of {} that draws too was deferred, in a way that could not be detected: "
     "they are not those of a run in one process\n    → draw with torch's functions, or before the call"
 )
 
@@ -33,16 +33,16 @@ class _QueueState(threading.local):
         self.busy = 0
         self.entries: list[Callable[[], PendingCall | None]] = []  # in the order of the calls
         self.ran: weakref.WeakSet[PendingCall] = weakref.WeakSet()
-        self.generators: list[torch.Tensor] = []  # as the next call that draws must find them
+        self.generators: list[torch.Tensor] = []  # the state that the next drawing call must find
 
 
 _state = _QueueState()
-listeners: list[Callable[[bool], None]] = []  # told when calls begin to wait, and when none does any more
+listeners: list[Callable[[bool], None]] = []  # called when calls begin to wait, and when none does
 os.register_at_fork(after_in_child=_state.__init__)  # type: ignore[misc]
 
 
 def add(pending: PendingCall) -> None:
-    """A call has been put off."""
+    """Add a deferred call."""
     runner = pending.runner
     if runner.draws and not any(one.runner.draws for one in waiting_calls()):
         _state.generators = rng_states()
@@ -52,28 +52,28 @@ def add(pending: PendingCall) -> None:
 
 
 def waiting_calls() -> list[PendingCall]:
-    """The calls that are still to be made, in order."""
+    """Return the calls that have not run, in order."""
     found = [one() for one in _state.entries]
     return [one for one in found if one is not None and one.state == "waiting"]
 
 
 def add_completed(pending: PendingCall) -> None:
-    """A call has been made whose values are not all here."""
+    """Add a call that has run and whose values are partly remote."""
     _state.ran.add(pending)
 
 
 def completed_calls() -> list[PendingCall]:
-    """The calls that have been made and whose values are not all here."""
+    """Return the calls that have run and whose values are partly remote."""
     return list(_state.ran)
 
 
 def is_busy() -> bool:
-    """Whether a call is being made: what happens now happens in it."""
+    """Whether a call is running: ops in this thread belong to it."""
     return _state.busy > 0
 
 
 def run_earlier_calls(draws: bool, writes: bool, until: PendingCall | None = None) -> None:
-    """Make the calls before this one, or before one that is made at once, if it can be told which came first."""
+    """Run the calls before `until`, or before a call that runs at once, where their order is observable."""
     for other in () if is_busy() else waiting_calls():
         if other is until:
             break
@@ -83,7 +83,7 @@ def run_earlier_calls(draws: bool, writes: bool, until: PendingCall | None = Non
 
 @contextmanager
 def run_exclusively(pending: PendingCall) -> Iterator[None]:
-    """A call is made, or made again: those before it come first, where it matters."""
+    """Run a call, or run it again: earlier calls run first where the order is observable."""
     is_first = pending.state == "waiting"
     runner = pending.runner
     if is_first:
@@ -102,9 +102,9 @@ def run_exclusively(pending: PendingCall) -> Iterator[None]:
 
 
 def _check_generators(pending: PendingCall) -> None:
-    """The generators must be as the call before has left them."""
+    """Check that the generators are as the previous call left them."""
     found = rng_states()
-    if not _state.generators:  # the call was put off in another thread
+    if not _state.generators:  # the call was deferred in another thread
         return
     if len(found) != len(_state.generators) or not all(map(torch.equal, found, _state.generators)):
         warnings.warn(_LEAK.format(type(pending.runner.model).__name__), stacklevel=2)
@@ -117,7 +117,7 @@ def _notify(are_waiting: bool) -> None:
 
 
 def remove_finished(_: object = None) -> None:
-    """Forget calls that have been made or dropped."""
+    """Remove calls that have run or were dropped."""
     kept = []
     for entry in _state.entries:
         one = entry()

@@ -1,8 +1,7 @@
-"""Warnings of ops that are put off: given when the program calls them, at its own line, as if they ran then.
+"""Warnings of recorded ops, emitted at the line of the script that calls the op.
 
-Such an op is run on tensors without contents first, once for each kind of call. There its warnings are collected; they
-would name the line of ours that runs it. Later calls of that kind give the same ones. When it runs on contents, here or
-in a worker, it is silent.
+A recorded op runs on fake tensors first, once for each kind of call; its warnings are collected there, as they would
+name a line of this package. Later calls of that kind emit the same ones. The run on contents is silent.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ from gemini.runtime.pool.worker_output import replay_output
 from gemini.runtime.protocol import Warned
 
 _PACKAGE_FOLDER = str(Path(__file__).parents[2])
-_INTERNAL_MODULES = ("gemini.", "torch.overrides")  # modules on the way from the program's call to ours
+_INTERNAL_MODULES = ("gemini.", "torch.overrides")  # modules between the script's call and this one
 
 
 def collect_warnings(run: Callable[[], Any], found: list[warnings.WarningMessage]) -> Any:
-    """What `run` returns; its warnings are collected."""
+    """Return what `run` returns; its warnings are appended to `found`."""
     with unmarked(), warnings.catch_warnings(record=True) as given:
         warnings.simplefilter("always")
         made = run()
@@ -32,7 +31,7 @@ def collect_warnings(run: Callable[[], Any], found: list[warnings.WarningMessage
 
 
 def emit_at_caller(function: Any, found: list[warnings.WarningMessage]) -> None:
-    """Give warnings of a function that the program calls, at its call."""
+    """Emit warnings of a function at the script's call of it."""
     for one in found:
         if one.filename.startswith(_PACKAGE_FOLDER):
             _warn_at(_find_caller(function), one)
@@ -41,7 +40,7 @@ def emit_at_caller(function: Any, found: list[warnings.WarningMessage]) -> None:
 
 
 def _find_caller(function: Any) -> FrameType:
-    """Who has called the function: nobody of ours, nor the function itself, which was asked first."""
+    """Return the frame that has called the function, outside this package and the function itself."""
     code = getattr(function, "__code__", None)
     frame = here = sys._getframe(1)
     while str(frame.f_globals.get("__name__")).startswith(_INTERNAL_MODULES) or frame.f_code is code:

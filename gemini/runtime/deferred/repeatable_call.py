@@ -1,7 +1,7 @@
-"""A call that can be made again: what it was given, and gradients from a graph that is made for them.
+"""A repeatable call: a call with all that is needed to run it again, and gradients from that run.
 
-Whatever is asked of a step that a run in the workers does not answer (gradients of another value, of the gradients
-themselves, a second time) is answered by making the call again, from what it was given, as it was then.
+Requests that the pipelined run does not answer (gradients of another value, higher-order gradients, a second backward)
+are answered by running the call again from its copied inputs, in its original context.
 """
 
 from __future__ import annotations
@@ -31,33 +31,33 @@ if TYPE_CHECKING:
 if TYPE_CHECKING:
     pass
 
-_numbers = itertools.count()  # of calls, in the order in which the program makes them
+_numbers = itertools.count()  # of calls, in the order of the script
 
 
 class RepeatableCall(CallValues):
-    """One call, with all that it takes to make it again."""
+    """One call, with all that is needed to run it again."""
 
     def __init__(self, runner: StepRunner, call: ModelCall, model_state: Any = None) -> None:
         super().__init__(runner.output_spec)
         self.runner, self.number = runner, next(_numbers)
-        self.model_state = model_state  # the state that the model was in
+        self.model_state = model_state  # of the model at the call
         self.region = Region.current()
         self._copies.watch(runner.parameters)
         self.call = call
         self.inputs = [self._copies.of(tensor) for tensor in self.call.tensors]
         self.call.tensors = self.inputs
         self.context = CallContext(runner, model_state)
-        self._graph: Rerun | None = None  # all values in a graph of their own, from a rerun
+        self._graph: Rerun | None = None  # all values in the graph of a rerun
         self._ran_for = -1
-        self._arrived: set[int] = set()  # values that gradients have come to
+        self._arrived: set[int] = set()  # values that have received gradients
 
     def differentiable(self, value: int) -> list[torch.Tensor]:
-        """What gradients are given to from a value: parameters, inputs, operands that it is made of."""
+        """Return the tensors that receive gradients from a value: parameters, inputs, operands of its ops."""
         operands = [self.tape.operands[number] for number in self._trainable_operands(value)]
         return [*self.runner.parameters, *(one for one in self.inputs if one.requires_grad), *operands]
 
     def _trainable_operands(self, value: int) -> list[int]:
-        """The operands with a gradient that a value is made of; what others come from may be written to since."""
+        """Return the operands with a gradient that a value depends on; others may have been written since."""
         found = [number for number, one in self.tape.operands.items() if one.requires_grad]
         if not found:
             return found
@@ -65,25 +65,25 @@ class RepeatableCall(CallValues):
         return [number for number in found if number in read or number == value]
 
     def record_gradient(self, value: int, is_usual: bool) -> None:
-        """A gradient has come to a value of a step that has run: learn for which one it should have been run."""
+        """Record that a gradient has arrived at a value of a completed step, to learn the intended root."""
         self._arrived.add(value)
         if self._arrived != {self._ran_for} or not is_usual:
             is_single = is_usual and len(self._arrived) == 1 and self.tape.metas[value].is_scalar()
             self.runner.roots[hash(self.tape.signature())] = value if is_single else None
 
     def roots(self) -> tuple[torch.Tensor | None, Any]:
-        """The root that the step was run for, if the program still has it, and the same in the graph of a rerun."""
+        """Return the root that the step ran for, if the script still holds it, and its twin in the rerun's graph."""
         tensor = self.tensor(self._ran_for)
         return (None if tensor is None else materialize(tensor)), None if self._graph is None else self._graph.values[
             self._ran_for
         ]
 
     def has_graph(self) -> bool:
-        """Whether values of it are in a graph of their own, with the program's hooks."""
+        """Whether its values are in a graph of their own, with hooks of the script."""
         return self._graph is not None
 
     def differentiate(self, value: int, gradient: torch.Tensor, create_graph: bool) -> list[Any]:
-        """Gradients of what is differentiable, from a graph made for it."""
+        """Return the gradients of differentiable tensors, from a graph built for it."""
         rerun = self._graph
         if rerun is None or create_graph:
             rerun = self._rerun(connect=create_graph)
@@ -93,7 +93,7 @@ class RepeatableCall(CallValues):
         except RuntimeError:
             if rerun is not self._graph:
                 raise
-        # The program has values of that graph: its own backward has come through there first, and freed it.
+        # The script's own backward has passed through that graph first, and freed it.
         return self._rerun(connect=False).differentiate(value, gradient, create_graph, learning)
 
     def _rerun(self, connect: bool) -> Rerun:
@@ -118,8 +118,8 @@ class RepeatableCall(CallValues):
         )
         if form != expected.form or metas != expected.metas:
             raise GeminiError(
-                f"{type(self.runner.model).__name__} has returned something else than the call of this kind before\n"
-                "    → run it with eager dispatch: its output depends on more than the kinds of its inputs"
+                f"{type(self.runner.model).__name__} returned another structure than the previous call of this kind\n"
+                "    → run it with eager dispatch: its output depends on more than the metadata of its inputs"
             )
         return dict(enumerate(found))
 

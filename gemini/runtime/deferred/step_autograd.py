@@ -1,17 +1,17 @@
-"""The node of a step in the program's autograd graph.
+"""The node of a step in the script's autograd graph.
 
-The workers have computed the gradients of the root already. When the program's own backward arrives here, they are
-handed over, times the gradient that came: so accumulation, parameter hooks, loss scaling and clipping are torch's own.
+The workers have already computed the gradients of the root. When the script's backward arrives at the node, they are
+handed over, times the incoming gradient: accumulation, parameter hooks, loss scaling and clipping are torch's own.
 
-    parameters, inputs, operands ──► Step ──► loss ──► / 4 ──► scaler.scale ──► backward()
-                                      ▲ gradients, kept              │ 16384.0
-                                      └──────────────────────────────┘
+    parameters, inputs, operands ──► StepFunction ──► loss ──► / 4 ──► scaler.scale ──► backward()
+                                      ▲ gradients, retained               │ 16384.0
+                                      └───────────────────────────────────┘
 
-Anything else that is asked of it (gradients of another value, of the gradients themselves, a second time) is answered
-by running the step again, eagerly, from what the call was given.
+Other requests (gradients of another value, higher-order gradients, a second backward) run the step again, eagerly, from
+the inputs of the call.
 
-Where the program's backward is what runs the step, and nobody could see the difference, parameters are given their
-gradients at once (`giving`): torch's engine takes longer for as many than all else that a step asks of this process.
+Where the script's backward is what runs the step, and the difference is unobservable, gradients are assigned directly
+(`grad_assignment`): torch's engine takes longer for them than all other work of the controller in a step.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ if TYPE_CHECKING:
 
 
 class StepValue:
-    """A value of a step that has run, on its way into the graph, with the gradients that are known of it."""
+    """A value of a completed step on its way into the graph, with its known gradients."""
 
     def __init__(self, pending: PendingCall, value: int, contents: torch.Tensor, gradients: list[Any] | None) -> None:
         self.pending: PendingCall | None = pending
         self.value, self.contents, self.gradients = value, [contents], gradients
 
     def connect(self, given: list[torch.Tensor]) -> torch.Tensor:
-        """The value as a tensor of the program's graph, in which gradients go to those given."""
+        """Return the value as a tensor of the script's graph, in which gradients go to `given`."""
         assert self.pending is not None
         function = rename_grad_fn(StepFunction, self.pending.nodes.get(self.value, ""))
         with enable_graph():
@@ -48,12 +48,12 @@ class StepValue:
         return made
 
     def ends(self) -> list[Callable[[], Any]]:
-        """What happens when its graph is freed: all that would be needed to run it again is freed, too."""
+        """Return the actions for when its graph is freed: release all that a rerun would need."""
         freed: list[Callable[[], Any]] = [partial(vars(self).update, {"gradients": None, "pending": None})]
         return freed if self.gradients is None else [*freed, partial(setattr, self.pending, "is_backward_done", True)]
 
     def take(self, keep: bool) -> list[Any]:
-        """The gradients; whoever takes them has the only reference, unless they are kept."""
+        """Return the gradients; the caller has the only reference, unless `keep`."""
         assert self.gradients is not None
         if keep:
             return [None if one is None else one.clone() for one in self.gradients]
@@ -62,11 +62,11 @@ class StepValue:
 
 
 class StepFunction(torch.autograd.Function):  # type: ignore[misc]
-    """One value of a step that has run."""
+    """One value of a completed step."""
 
     @staticmethod
     def forward(ctx: Any, answer: StepValue, *inputs: torch.Tensor) -> torch.Tensor:  # noqa: ARG004
-        """The contents."""
+        """Return the contents."""
         ctx.set_materialize_grads(False)
         ctx.answer = answer
         ctx.save_for_backward(make_token(0, *answer.ends()))
@@ -74,8 +74,8 @@ class StepFunction(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def backward(ctx: Any, gradient: Any) -> tuple[Any, ...]:
-        """Gradients of parameters, inputs and operands."""
-        _ = ctx.saved_tensors  # raises as always where the graph has been freed
+        """Return the gradients of parameters, inputs and operands."""
+        _ = ctx.saved_tensors  # raises where the graph has been freed
         answer: StepValue = ctx.answer
         count = len(ctx.needs_input_grad) - 1
         if gradient is None:
@@ -86,7 +86,7 @@ class StepFunction(torch.autograd.Function):  # type: ignore[misc]
         is_usual = not (torch.is_grad_enabled() or pending.has_graph() or _is_batched(gradient))
         pending.record_gradient(answer.value, is_usual)
         factor = gradient.item() if is_usual and answer.gradients is not None else math.nan
-        if not math.isfinite(factor):  # times an infinite one, gradients that are nothing would be no numbers
+        if not math.isfinite(factor):  # zero gradients times infinity would be NaN
             return (None, *pending.differentiate(answer.value, gradient, torch.is_grad_enabled()))
         found = answer.take(keep)
         return (None, *_release(found if factor == 1 else _scale(found, factor)))
@@ -105,7 +105,7 @@ def _is_batched(gradient: torch.Tensor) -> bool:
 
 
 def _scale(found: list[Any], factor: float) -> list[Any]:
-    """Times a factor; in place, where the memory is one gradient's alone."""
+    """Multiply by a factor; in place where the memory belongs to one gradient."""
     owners = Counter(one.untyped_storage()._cdata for one in found if one is not None)
 
     def scaled(one: torch.Tensor) -> torch.Tensor:
@@ -116,7 +116,7 @@ def _scale(found: list[Any], factor: float) -> list[Any]:
 
 
 def _release(found: list[Any]) -> tuple[Any, ...]:
-    """As a tuple, with no reference left in the list: AccumulateGrad then keeps the tensors, and copies nothing."""
+    """Return a tuple without references left in the list: AccumulateGrad then takes the tensors without a copy."""
     given = tuple(found)
     found.clear()
     return given

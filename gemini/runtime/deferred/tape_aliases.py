@@ -1,4 +1,4 @@
-"""Which values of a tape share memory: what is written to one of them shows in the others."""
+"""Tape aliases: which values of a tape share memory, so that a write to one shows in the others."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 
 class AliasGroups:
-    """Values by the memory they are in."""
+    """Values grouped by the memory they are in."""
 
     def __init__(self, shared: Iterable[frozenset[int]]) -> None:
         self._members: dict[int, set[int]] = {}
@@ -15,7 +15,7 @@ class AliasGroups:
             self._members.update(dict.fromkeys(group, members))
 
     def add(self, value: int, shares: Iterable[int]) -> None:
-        """A value that shares memory with others; a negative number stands for memory that no value is."""
+        """Add a value that shares memory with others; a negative number stands for memory without a value."""
         members = {value}
         for other in shares:
             members |= self._members.get(other, {other})
@@ -27,7 +27,7 @@ class AliasGroups:
         return len(self._members.get(value, ())) <= 1
 
     def sources(self, value: int) -> set[int]:
-        """The values in its memory that are not made of it: those before it, and other parts of something unnamed."""
+        """Return the values in its memory that do not derive from it: earlier ones, other parts of unnamed memory."""
         members = self._members.get(value, {value})
         is_part = any(one < 0 for one in members)
         return {one for one in members if 0 <= one != value and (one < value or is_part)}

@@ -1,8 +1,7 @@
-"""Recording: a call of a torch function with deferred tensors becomes an op of the tape.
+"""Tape recorder: a call of a torch function with deferred tensors becomes an op of the tape.
 
-Nothing is recorded that would not be the same when it is run later: ops that draw random numbers, that write to a
-tensor of the program, or to memory that several values share, and whatever cannot be written down as plain data, run
-at once, on contents.
+Only ops that give the same result later are recorded. Ops that draw random numbers, write a tensor of the script or
+memory that several values share, or have arguments that are no plain data run at once, on contents.
 """
 
 from __future__ import annotations
@@ -36,23 +35,23 @@ def _like_ctc_loss(  # noqa: PLR0917
     return log_probs.sum((0, 2)) if reduction == "none" else log_probs.sum()
 
 
-# What ops return that look into their arguments, or at more than tensors without contents have, is known by others.
+# Ops that read contents of their arguments, or that fake tensors do not support, take their metadata from another op.
 _SUBSTITUTES: dict[Any, Callable[..., Any]] = {
     torch.nn.functional.ctc_loss: _like_ctc_loss,
     torch.Tensor.data.__get__: torch.Tensor.detach,
 }
 
 
-_EXACT_KINDS = frozenset((type(None), bool, int, str))  # of which equal ones of one class are the same to torch
-_MOST = 64  # ops of one kind on other values that are remembered
+_EXACT_KINDS = frozenset((type(None), bool, int, str))  # equal values of one class are the same to torch
+_MOST = 64  # cached ops of one kind on other values
 
 
 class _Unrecordable(Exception):
-    """Arguments that cannot be written down."""
+    """The arguments cannot be recorded."""
 
 
 def record(pending: PendingCall, function: Any, args: Any, kwargs: Any) -> tuple[Any] | None:
-    """What the function returns, in a tuple; None where it must run on contents. Nothing has happened then."""
+    """Return the result of the function in a tuple; None, without effects, where it must run on contents."""
     given = _Arguments()
     try:
         key = given.collect((args, kwargs))
@@ -79,7 +78,7 @@ def _record_op(  # noqa: PLR0917
     if facts.plain is not None and not facts.writes:
         return facts.plain
     if facts.metas and all(at is not None for at in facts.same) and not facts.writes:
-        return (_build_result(facts, given, {}),)  # nothing but what it was given
+        return (_build_result(facts, given, {}),)  # only its own arguments
     real = frozenset(at for at, one in enumerate(given.tensors) if not isinstance(one, DeferredTensor))
     if any(shares & real for shares in facts.shares):
         return _view_real(function, given, facts, real, arguments)
@@ -89,7 +88,7 @@ def _record_op(  # noqa: PLR0917
 def _view_real(
     function: Any, given: _Arguments, facts: OpMetadata, real: frozenset[int], arguments: Any
 ) -> tuple[Any] | None:
-    """A view of a real tensor by the shape of a deferred one (`y.view_as(logits)`): contents do not matter."""
+    """View a real tensor by the shape of a deferred one (`y.view_as(logits)`): contents do not matter."""
     if facts.writes or not all(shares and shares <= real for shares in facts.shares):
         return None
     shapes = [one if at in real else _empty(_meta(one)) for at, one in enumerate(given.tensors)]
@@ -147,7 +146,7 @@ def _build_result(facts: OpMetadata, given: _Arguments, made: dict[int, Deferred
 
 
 def _may_write(pending: PendingCall, given: _Arguments, facts: OpMetadata) -> bool:
-    """Whether one deferred tensor is written to, whose memory is nobody else's, and nothing else is returned."""
+    """Whether the op writes one deferred tensor whose memory is unaliased, and returns nothing else."""
     if len(facts.writes) != 1 or any(at != facts.writes[0] for at in facts.same):
         return False
     target = given.tensors[facts.writes[0]]
@@ -155,7 +154,7 @@ def _may_write(pending: PendingCall, given: _Arguments, facts: OpMetadata) -> bo
         return False
     now, before = facts.written[0], pending.tape.metas[target._value]
     is_alike = (now.shape, now.dtype, now.strides) == (before.shape, before.dtype, _meta(target).strides)
-    # The object cannot begin to require a gradient: what it says of itself is fixed when it is made.
+    # The object cannot begin to require a gradient: its metadata is fixed.
     return is_alike and now.requires_grad == before.requires_grad and pending.is_unaliased(target._value)
 
 
@@ -174,9 +173,9 @@ class _Arguments:
         self._place: dict[int, int] = {}
 
     def collect(self, value: Any) -> Any:
-        """Collect the tensors of a nest; what tells it from others of another kind."""
+        """Collect the tensors of nested arguments; returns a key of their structure."""
         kind = type(value)
-        if kind in _EXACT_KINDS:  # most are
+        if kind in _EXACT_KINDS:  # the usual case
             return kind, value
         if isinstance(value, torch.Tensor):
             return ("tensor", self._add(value))
@@ -219,7 +218,7 @@ class _Arguments:
         return function(*args, **kwargs)
 
     def form(self, value: Any, numbers: list[int]) -> Form:
-        """The nest, written down, with numbers for its tensors."""
+        """Return the nested arguments with value numbers for tensors."""
         if isinstance(value, torch.Tensor):
             return Ref(numbers[self._place[id(value)]])
         kind = type(value)

@@ -1,11 +1,11 @@
-"""Doors: ways past `__torch_function__` by which deferred tensors would leave unnoticed, each opened once.
+"""Patches of torch for paths that bypass `__torch_function__`, each installed once.
 
 Function.apply            a custom function is recorded as one opaque op
-compiled functions        get real tensors: the compiler looks at memory
-scripted functions        likewise: they run below all that sees deferred tensors
-transforms of functions   likewise (vmap, grad, jvp): what they wrap is real before they do
-the generator's state     whoever asks for it, or sets it, must find it where a run in one process has it
-optimizer.step            what depends on parameters is computed before they change
+compiled functions        get real tensors: the compiler reads memory
+scripted functions        likewise: they run below `__torch_function__`
+function transforms       likewise (vmap, grad, jvp): tensors are real before they are wrapped
+generator state           reading or setting it must find the state of a run in one process
+optimizer.step            values that depend on parameters are computed before they change
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _installed: set[str] = set()
 
 
 def install_patches() -> None:
-    """All of them; again, for what has been imported since."""
+    """Install all patches; called again for modules that were imported since."""
     if "ours" not in _installed:
         _installed.add("ours")
         deferred_backward.install()
@@ -59,7 +59,7 @@ def install_patches() -> None:
 
 @dataclass(frozen=True)
 class AppliedFunction:
-    """A custom autograd function, as an op of a tape."""
+    """A custom autograd function as an op of a tape."""
 
     cls: Any
 
@@ -69,7 +69,7 @@ class AppliedFunction:
 
     @property
     def __name__(self) -> str:
-        """Of the function."""
+        """The name of the function."""
         return f"{self.cls.__name__}.apply"
 
 
@@ -80,7 +80,7 @@ def _apply_recorded(cls: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
-    """A step with a closure changes parameters after that, as often as it calls it."""
+    """Compute dependent values before a step; a closure changes parameters each time it is called."""
     _compute_before_update(optimizer)
     given = kwargs.get("closure", args[1] if len(args) > 1 else None)
     if not callable(given):
@@ -118,7 +118,7 @@ def _after_calls(function: Callable[..., Any]) -> Callable[..., Any]:
 def _before_compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def before(callback: Any) -> Any:
-        if callable(callback):  # else the compiler is switched off
+        if callable(callback):  # else the compiler is disabled
             _materialize_all()
         return function(callback)
 
@@ -145,7 +145,7 @@ def _before_transform(enter: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _materialize_all() -> None:
-    """Have all deferred tensors of the program be ordinary ones."""
+    """Make all deferred tensors of the script ordinary ones."""
     for one in [] if pending_queue.is_busy() else [*pending_queue.waiting_calls(), *pending_queue.completed_calls()]:
-        with suppress(GeminiError):  # whoever comes may need none of it: who reads it is told
+        with suppress(GeminiError):  # the failed values may be unused: reading one raises
             one.materialize_all()

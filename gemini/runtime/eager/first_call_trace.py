@@ -1,8 +1,8 @@
-"""Observing: which modules a call of the model runs, in what order, how long each takes and how much work it is.
+"""First-call trace: which modules a call of the model runs, in what order, how long each takes and how much work it is.
 
-The first call of a managed model runs here, as it would without Gemini, and is watched. Nothing is run twice. Times of
-a first call are noisy (kernels are chosen, caches are cold), so units are chosen by an estimate of the work that is the
-same in every run: a multiplication for every parameter and every row of the result.
+The first call of a managed model runs locally and is traced. Nothing runs twice. Times of a first call are noisy
+(kernel selection, cold caches), so placement uses an estimate of the work that is the same in every run: one
+multiplication per parameter and row of the result.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from gemini.ir.encode import tensors
 
 @dataclass
 class ModuleTrace:
-    """A module and what was seen of it."""
+    """The trace of one module."""
 
     module: nn.Module
     order: int
-    ms: float = 0.0  # all its calls, what runs inside included
-    work: float = 0.0  # the same, by estimate
+    ms: float = 0.0  # of all its calls, inclusive
+    work: float = 0.0  # estimated, inclusive
     calls: int = 0
     inside: dict[int, ModuleTrace] = field(default_factory=dict)  # modules it calls itself, by identity
 
@@ -42,14 +42,14 @@ class ModuleTrace:
 
 
 class FirstCallTrace:
-    """Watches one call of a model."""
+    """The trace of one call of a model."""
 
     def __init__(self, model: nn.Module) -> None:
         self.root = ModuleTrace(model, 0)
         self.stack = [self.root]
         self.count = 0
         self.is_checkpointed = False
-        self.waits_for_backward = False  # which runs parts of it again, and must find them as they were
+        self.waits_for_backward = False  # which runs parts of it again, and must find them unplaced
 
     def run(self, work: Callable[[], Any]) -> Any:
         """Run the call of the model itself."""
@@ -63,7 +63,7 @@ class FirstCallTrace:
             self.root.ms = (time.perf_counter() - began) * 1e3
 
     def call(self, module: nn.Module, run: Callable[[], Any]) -> Any:
-        """Run a module's call and remember it."""
+        """Run a module's call and record it."""
         above = self.stack[-1]
         self.is_checkpointed = self.is_checkpointed or is_checkpointed()
         self.count += 1
@@ -88,13 +88,13 @@ class FirstCallTrace:
                 tensor.grad_fn.register_prehook(lambda _: setattr(self, "waits_for_backward", False))
 
     def finish(self) -> None:
-        """Let go of the model itself, which nothing here may keep alive."""
+        """Drop the reference to the model, which the trace must not keep alive."""
         self.root.inside.pop(id(self.root.module), None)
         self.root.module = nn.Identity()
 
 
 def estimate_work(module: nn.Module, result: Any) -> float:
-    """The work of a module's own parameters in one call: all of them for each row of the result."""
+    """Estimate the work of a module's own parameters in one call: all of them for each row of the result."""
     made = sum(tensor.numel() for _, tensor in tensors(result) if isinstance(tensor, torch.Tensor))
     if isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
         return float(made)

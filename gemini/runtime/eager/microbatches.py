@@ -1,10 +1,10 @@
-"""Micro-batches: a call of the model in pieces, one thread each, so that workers work at the same time.
+"""Micro-batches of eager dispatch: a call of the model in pieces, one thread each, so that workers overlap.
 
-    thread 0    unit a ─── unit b ─── unit c
-    thread 1         unit a ─── unit b ─── unit c          a and c on worker 0, b on worker 1
+    thread 0    module a ─── module b ─── module c
+    thread 1         module a ─── module b ─── module c          a and c on worker 0, b on worker 1
 
-To the program's autograd all of it is one function of inputs and parameters. Inside, each micro-batch has a graph of
-its own, and backward runs them side by side as well; gradients of parameters are summed.
+To the script's autograd all of it is one function of inputs and parameters. Inside, each micro-batch has its own graph,
+and backward runs them concurrently as well; gradients of parameters are summed.
 """
 
 from __future__ import annotations
@@ -58,13 +58,13 @@ class SplitCall:
         self.body = b""
 
     def run(self) -> Any:
-        """The result for the whole batch."""
+        """Return the result for the whole batch."""
         unfrozen = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         found = SplitCallFunction.apply(self, len(self.inputs), *self.inputs, *unfrozen)
         return unpack(self.body, found, _CLASSES)
 
     def forward(self) -> list[torch.Tensor]:
-        """Run all micro-batches; the tensors of the result, whole."""
+        """Run all micro-batches; return the tensors of the whole result."""
         self.given = [
             [
                 piece[at].detach().requires_grad_(tensor.requires_grad)
@@ -77,7 +77,7 @@ class SplitCall:
         try:
             return [torch.cat([one[at].detach() for one in self.made], d) for at, d in enumerate(self.proof.outputs)]
         except (RuntimeError, IndexError) as error:
-            raise InternalFault(f"the results of the micro-batches do not make one: {error}") from error
+            raise InternalFault(f"the results of the micro-batches cannot be joined: {error}") from error
 
     def _forward_one(self, given: list[torch.Tensor]) -> tuple[bytes, list[torch.Tensor]]:
         args, kwargs = self.call.with_tensors(given)
@@ -89,11 +89,11 @@ class SplitCall:
         return body, found
 
     def run_whole(self, inputs: list[torch.Tensor], _: bool) -> list[torch.Tensor]:
-        """The tensors of the result, from the whole batch."""
+        """Return the tensors of the result, from the whole batch."""
         return self._forward_one(inputs)[1]
 
     def backward(self, gradients: Sequence[Any], inputs: list[int], parameters: list[torch.Tensor]) -> list[Any]:
-        """Gradients of inputs and parameters."""
+        """Return the gradients of inputs and parameters."""
         dims = self.proof.outputs
         sizes = [[one[at].shape[dim] for one in self.made] for at, dim in enumerate(dims)]
         cut = [
@@ -120,19 +120,19 @@ class SplitCall:
         return [*whole, *sums.total]
 
     def _whole(self, parts: list[Any], index: int) -> Any:
-        """The gradient of an input from those of its pieces."""
+        """Return the gradient of an input from those of its pieces."""
         if all(part is None for part in parts):
             return None
         filled = [torch.zeros_like(self.given[at][index]) if p is None else p for at, p in enumerate(parts)]
         return torch.cat(filled, self.proof.inputs[index])
 
     def release_actions(self) -> Callable[[], Any]:
-        """What is to be done when the graph is freed here: those of the micro-batches are not needed any more."""
+        """Return the action for when the graph is freed: release the graphs of the micro-batches."""
         return partial(vars(self).update, {"given": [], "made": []})
 
 
 class GradientSums:
-    """Gradients of parameters, summed as they come."""
+    """Gradients of parameters, summed as they arrive."""
 
     def __init__(self, count: int) -> None:
         self.total: list[Any] = [None] * count
@@ -149,12 +149,12 @@ class GradientSums:
                     self.total[at] = gradient
                 elif self._own[at]:
                     self.total[at].add_(gradient)
-                else:  # a gradient from autograd may be another's too: the first sum is a new tensor
+                else:  # a gradient from autograd may be shared: the first sum is a new tensor
                     self.total[at], self._own[at] = self.total[at] + gradient, True
 
 
 class SplitCallFunction(torch.autograd.Function):  # type: ignore[misc]
-    """The node of a split call in the program's autograd graph."""
+    """The node of a split call in the script's autograd graph."""
 
     @staticmethod
     def forward(ctx: Any, split: SplitCall, count: int, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -170,8 +170,8 @@ class SplitCallFunction(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
-        """The gradients of inputs and parameters."""
-        _ = ctx.saved_tensors  # raises as always where the graph has been freed
+        """Return the gradients of inputs and parameters."""
+        _ = ctx.saved_tensors  # raises where the graph has been freed
         split: SplitCall = ctx.split
         needed = ctx.needs_input_grad[2:]
         inputs = [at for at in range(ctx.count) if needed[at]]
@@ -190,14 +190,14 @@ class SplitCallFunction(torch.autograd.Function):  # type: ignore[misc]
 def _differentiable_gradients(
     split: SplitCall, gradients: Sequence[Any], inputs: list[int], parameters: list[Any]
 ) -> list[Any]:
-    """Gradients that can be differentiated again, from a run of the whole batch."""
+    """Return gradients that can be differentiated again, from a run of the whole batch."""
     given = [at for at, gradient in enumerate(gradients) if gradient is not None]
     wanted = GradientRequest(inputs, parameters, given)
     return compute_gradients(split.run_whole, split.inputs, wanted, [gradients[at] for at in given], create_graph=True)
 
 
 def _run_all(work: Callable[[Any], Any], items: Any) -> list[Any]:
-    """Work on all items at the same time; the first error is raised when all have ended."""
+    """Run on all items concurrently; raise the first error when all have ended."""
     count = len(items)
 
     def named(at: int, item: Any) -> Any:

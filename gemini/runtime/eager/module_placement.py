@@ -1,10 +1,10 @@
-"""Choosing: which modules become units, and which worker runs each.
+"""Module placement: which modules run remotely, and in which worker.
 
-Beginning with the modules that the model itself calls, the largest is replaced by the modules it calls in turn, until
-what each worker gets is about the same. What then remains between units is the model's own Python, which runs here.
-Units are dealt out in the order in which they are first called, in runs of neighbours, so that few values change
-workers. Nothing depends on a clock, but where a module clearly spends its time in Python of its own: a model gets the
-same units in every run.
+Starting with the modules that the model itself calls, the largest is replaced by the modules that it calls, until the
+load of the workers is balanced. The Python code between remote modules runs in the controller. Modules are assigned in
+the order of their first call, in contiguous runs, so that few values change workers. Placement depends on estimated
+work, not on time, unless a module clearly spends its time in its own Python code: a model gets the same placement in
+every run.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from __future__ import annotations
 from gemini.runtime.eager.first_call_trace import ModuleTrace
 
 _UNEVEN = 1.15  # the largest load over the average: cut further above this
-_PIECES = 4  # units a worker after which a larger one is not cut for balance alone
-_TINY = 0.002  # of all work: a module without parameters below this is not worth a message
-_GLUE = 0.5  # a module that spends more than this outside the modules it calls stays whole …
-_CLEAR_MS = 20.0  # … where that is no matter of noise
+_PIECES = 4  # modules per worker; beyond that a larger one is not cut for balance alone
+_TINY = 0.002  # of all work: below this a module without parameters is not worth a message
+_GLUE = 0.5  # a module that spends more than this in its own code stays whole …
+_CLEAR_MS = 20.0  # … where that exceeds noise
 _SMALLEST = 1e-9
 
 
 def place_modules(root: ModuleTrace, workers: int) -> list[tuple[ModuleTrace, int]]:
-    """Units with the place of their worker; fewer than two places are used where the model cannot be cut."""
+    """Return remote modules with the index of their worker; fewer than two workers where the model cannot be cut."""
     total = root.inside_work
     units = {key: seen for key, seen in root.inside.items() if key != id(root.module)}
     while not _is_even(list(units.values()), workers, total):
@@ -35,14 +35,14 @@ def place_modules(root: ModuleTrace, workers: int) -> list[tuple[ModuleTrace, in
 
 
 def can_split(seen: ModuleTrace) -> bool:
-    """Whether the modules inside can stand for a module."""
+    """Whether the modules inside can run remotely in place of a module."""
     if seen.ms > _CLEAR_MS and seen.inside_ms < (1 - _GLUE) * seen.ms:
         return False
     return any(True for one in seen.inside.values() for _ in one.module.parameters())
 
 
 def distribute(units: list[ModuleTrace], workers: int) -> list[tuple[ModuleTrace, int]]:
-    """Runs of neighbours to workers, so that the largest sum is the least possible."""
+    """Assign contiguous runs to workers, minimizing the largest load."""
     return _fill_workers(units, workers, _minimal_load(units, workers))
 
 
@@ -60,7 +60,7 @@ def _is_even(units: list[ModuleTrace], workers: int, total: float) -> bool:
 
 
 def _minimal_load(units: list[ModuleTrace], workers: int) -> float:
-    """The least limit at which runs of neighbours fill no more workers than there are."""
+    """Return the smallest limit at which contiguous runs fill no more than all workers."""
     low, high = max((seen.work for seen in units), default=0.0), sum(seen.work for seen in units)
     for _ in range(50):
         middle = (low + high) / 2
@@ -81,7 +81,7 @@ def _count_runs(units: list[ModuleTrace], limit: float) -> int:
 
 
 def _fill_workers(units: list[ModuleTrace], workers: int, limit: float) -> list[tuple[ModuleTrace, int]]:
-    """Fill workers up to the limit; leave at least one unit for each that is still empty."""
+    """Fill workers up to the limit; leave at least one module for each that is still empty."""
     found: list[tuple[ModuleTrace, int]] = []
     place, load = 0, 0.0
     for at, seen in enumerate(units):
@@ -95,7 +95,7 @@ def _fill_workers(units: list[ModuleTrace], workers: int, limit: float) -> list[
 
 
 def _worth_placing(units: dict[int, ModuleTrace], total: float) -> list[ModuleTrace]:
-    """The units that are worth a message and in no other one, in the order of their calls."""
+    """Return the modules that are worth a message and inside no other, in the order of their calls."""
     inside = {id(part) for seen in units.values() for part in seen.module.modules() if part is not seen.module}
     kept = [seen for key, seen in units.items() if _is_worth_placing(seen, total) and key not in inside]
     return sorted(kept, key=lambda seen: seen.order)

@@ -1,14 +1,14 @@
-"""A managed model: its first call is watched, then parts of it run in workers.
+"""A placed model: its first call is traced, then modules of it run in workers by eager dispatch.
 
-    first call        runs here, watched              which modules, in what order, how long
-    before the second units are chosen and installed
-    from then on      units run in their workers; what cannot is run here, with one line that says why
+    first call         runs locally and is traced        which modules, in what order, how long
+    before the second  modules are placed and installed
+    afterwards         remote modules run in their workers; others run locally, with one line that gives the reason
 
-A unit that a worker refuses (it changes an object it was given, say) is replaced by the modules inside it, down to
-those that can. A worker that is lost raises once; from then on the model runs here.
+A module that a worker refuses (it changes an object among its arguments, for example) is replaced by the modules inside
+it, down to those that can run remotely. The loss of a worker raises once; afterwards the model runs locally.
 
-Nothing here refers to the model itself: when the program lets go of it, its units go too, and with the last model its
-workers.
+Nothing refers to the model itself: it is freed when the script drops it, then its remote modules, and with the last
+model its workers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import nn
 
 from gemini.capture import torch_flags
 from gemini.errors import WorkerError
-from gemini.guards.call_guards import CallGuards
+from gemini.guards.guard_set import GuardSet
 from gemini.ir.autograd_modes import Region
 from gemini.ir.call_binding import bind, signature_of
 from gemini.runtime.devices.host_memory import format_bytes
@@ -34,12 +34,12 @@ from gemini.runtime.pool.worker_pool import WorkerPool
 from gemini.runtime.protocol import ClassAttributes, DescribeClasses
 from gemini.user_code import is_user_module
 
-_NAMED = 3  # units of a worker
-_SLOW = 10  # times what a unit took when it was watched: then it hangs
+_NAMED = 3  # modules of a worker in a message
+_SLOW = 10  # times the traced duration of a module: a hang
 
 
 class PlacedModel:
-    """What the controller knows of one model."""
+    """The state that the controller keeps of one model."""
 
     def __init__(
         self, model: nn.Module, pool: WorkerPool, quiet: bool = False, micro_batches: int = 1, strict: bool = False
@@ -49,36 +49,36 @@ class PlacedModel:
         self.record = FaultPolicy(self.name, quiet, strict)
         self.shared_parameters = SharedParameters(pool, model_device(model))
         pool.preload(sorted({kind for m in model.modules() if not is_user_module(kind := type(m).__module__)}))
-        self.guards = CallGuards(model)
+        self.guards = GuardSet(model)
         self.first_call: FirstCallTrace | None = None
         self.remote_modules: dict[int, RemoteModule] = {}
-        self.traces: dict[int, ModuleTrace] = {}  # by unit number
-        self.refused: dict[str, str] = {}  # modules that had to stay here, with the reason
-        self.planned = False  # units are chosen, when the second call begins
+        self.traces: dict[int, ModuleTrace] = {}  # by number of the remote module
+        self.refused: dict[str, str] = {}  # modules that stay local, with the reason
+        self.planned = False  # modules are placed, when the second call begins
         self.calls = 0
-        self.announces = True  # or only what goes wrong is said
+        self.announces = True  # False: only problems are logged
         self._names: dict[int, str] = {}
         self._proofs: dict[Any, SplitProof] = {}
 
     def refresh_guards(self, model: nn.Module) -> None:
-        """See what its code reads and calls, now that the program has changed it."""
+        """Inspect the model's code again after the script has changed the model."""
         if self.guards.refresh(model):
             self._query_class_attributes()
 
     def plan(self, model: nn.Module, observation: FirstCallTrace) -> dict[nn.Module, RemoteModule]:
-        """Choose units and install them; by module. Where that fails, everything is where it was."""
+        """Place modules and install them; by module. On failure, nothing has changed."""
         self.planned = True
         try:
             return self._plan(model, observation)
         except BaseException as error:
             self.remote_modules.clear()
-            self.shared_parameters.let_go()
-            self.planned = not isinstance(error, WorkerError)  # then the next call raises as well
+            self.shared_parameters.release()
+            self.planned = not isinstance(error, WorkerError)  # the next call raises as well
             raise
 
     def _plan(self, model: nn.Module, observation: FirstCallTrace) -> dict[nn.Module, RemoteModule]:
         self._names = {id(module): name for name, module in model.named_modules()}
-        self.shared_parameters.take_in([*model.parameters(), *model.buffers()])
+        self.shared_parameters.share([*model.parameters(), *model.buffers()])
         self._query_class_attributes()
         chosen = place_modules(observation.root, len(self.pool.workers))
         found: dict[nn.Module, RemoteModule] = {}
@@ -88,23 +88,24 @@ class PlacedModel:
         if not found:
             reasons = [f"{name}: {why}" for name, why in self.refused.items()]
             self.record.say(
-                f"{self.name} runs in this process: {[*reasons, 'it calls no module that can run elsewhere'][0]}"
+                f"{self.name} runs in this process: {[*reasons, 'it calls no module that can run remotely'][0]}"
             )
         else:
             self.say(f"{self.name} runs in {len(used)} workers, {len(found)} modules of it")
         return found
 
     def _query_class_attributes(self) -> None:
-        """Have a worker say what it has imported, which the program may have changed before."""
+        """Query the attributes of library classes in a worker: the script may have patched its own before."""
         worker = self.pool.workers[0]
         reply = worker.ask(
-            DescribeClasses(worker.next_number(), self.guards.patches.library_classes()), "say what it has imported"
+            DescribeClasses(worker.next_number(), self.guards.patches.library_classes()),
+            "describe its imported classes",
         )
         if isinstance(reply, ClassAttributes):
             self.guards.patches.learn(reply.attributes)
 
     def prove_call(self, model: nn.Module, args: Any, kwargs: Any) -> SplitProof:
-        """Whether a call may be split into micro-batches; found out once for calls of one kind."""
+        """Prove that a call may be split into micro-batches; cached by the kind of call."""
         modes = tuple(m.training for m in model.modules())
         facts = (signature_of(bind(model, args, kwargs)), Region.current(), torch_flags.current_flags(), modes)
         if facts not in self._proofs:
@@ -114,11 +115,11 @@ class PlacedModel:
             )
             reason = self._proofs[facts].reason
             if reason:
-                self.say(f"{self.name} runs a batch as one, not in {self.micro_batches} micro-batches: {reason}")
+                self.say(f"{self.name} runs a batch as a single micro-batch, not in {self.micro_batches}: {reason}")
         return self._proofs[facts]
 
     def _install(self, seen: ModuleTrace, place: int) -> dict[nn.Module, RemoteModule]:
-        """A unit for a module, or for the modules inside it where it cannot be sent itself."""
+        """Install a module remotely, or the modules inside it where it cannot be sent itself."""
         number = self.pool.next_module_number()
         name = self._names.get(id(seen.module), type(seen.module).__name__)
         unit = RemoteModule(
@@ -129,7 +130,7 @@ class PlacedModel:
         reason = unit.install()
         if not reason:
             self.remote_modules[number] = unit
-            self.shared_parameters.units.append(number)
+            self.shared_parameters.module_numbers.append(number)
             self.record.plan.append([name, place])
             self._record_holdings(place)
             return {seen.module: unit}
@@ -137,22 +138,22 @@ class PlacedModel:
         return self._split_further(unit, reason)
 
     def _record_holdings(self, place: int) -> None:
-        """Have a worker know what it has of this model, for the case that it is lost."""
+        """Record what a worker holds of this model, for the message about its loss."""
         units = [unit for unit in self.remote_modules.values() if unit.worker.index == place]
         size = sum(one.nbytes for unit in units for one in unit.module.parameters())
         named = ", ".join(unit.name for unit in units[:_NAMED]) + (" …" if len(units) > _NAMED else "")
-        held = self.pool.workers[place].holds
-        if not held.get(self.name, "").startswith("stage"):  # which whole steps run by
+        held = self.pool.workers[place].contents
+        if not held.get(self.name, "").startswith("stage"):  # of a plan
             held[self.name] = f"{named} of {self.name} ({format_bytes(size)} of parameters)"
 
     def split(self, unit: RemoteModule, reason: str) -> dict[nn.Module, RemoteModule]:
-        """Units in the place of one that a worker has refused."""
+        """Return remote modules in place of one that a worker has refused."""
         self.remote_modules.pop(unit.number, None)
         unit.leave()
         found = self._split_further(unit, reason)
         if not self.remote_modules:
             first = reason.partition("\n")[0]
-            self.record.say(f"{self.name} runs in this process: {unit.name}: {first:.200}", once="no units")
+            self.record.say(f"{self.name} runs in this process: {unit.name}: {first:.200}", once="nothing remote")
         return found
 
     def _split_further(self, unit: RemoteModule, reason: str) -> dict[nn.Module, RemoteModule]:
@@ -170,28 +171,28 @@ class PlacedModel:
         return found
 
     def release_dropped(self) -> None:
-        """Let workers forget graphs of calls that are done: while whole steps run, nobody asks their units."""
+        """Release graphs of completed calls in the workers: pipelined steps send no requests to remote modules."""
         for unit in self.remote_modules.values():
             if unit.dropped:
                 unit.worker.drop(unit.take_dropped())
 
     def give_up(self, reason: str) -> None:
-        """The model runs in this process from now on; its tensors are here anyway. Raises with `strict`."""
+        """Run the model locally from now on; its tensors are in this process anyway. Raises with `strict`."""
         self.planned = True
-        self.shared_parameters.let_go()
+        self.shared_parameters.release()
         if self.record.strict:
             raise WorkerError(f"{self.name} cannot run in its workers any more: {reason}")
         first = reason.partition("\n")[0].partition("; its stacks:")[0]
         remedy = reason.rpartition("\n    → ")[2] if "\n    → " in reason else ""
         what = f"{first} → {remedy}" if remedy else first
-        self.record.say(f"{self.name} runs in this process from here on: {what}", once="given up")
+        self.record.say(f"{self.name} runs in this process from now on: {what}", once="given up")
 
     @property
     def demotions(self) -> int:
-        """How many calls were made here because something of ours failed."""
+        """The number of calls that ran locally because of an internal failure."""
         return self.record.demotions
 
     def say(self, text: str) -> None:
-        """One line to the user, of what goes well."""
+        """Log one line about normal operation."""
         if self.announces:
             self.record.say(text)

@@ -1,15 +1,15 @@
-"""A remote call: a module that runs in a worker, and looks to the program's autograd like any other function.
+"""A remote call: a module that runs in a worker, and is an ordinary function to the script's autograd.
 
-The parameters of the module are inputs of the function beside its arguments, so that all of autograd works on them as
-always: accumulation, hooks, `torch.autograd.grad`, frozen parameters, weights shared by several modules.
+The parameters of the module are inputs of the function beside its arguments, so that autograd treats them as usual:
+accumulation, hooks, `torch.autograd.grad`, frozen parameters, weights shared by several modules.
 
-    controller      x ──► RemoteCall ──► y ─ … ─► loss.backward() ──► RemoteCall.backward ──► dx, and p.grad
+    controller      x ──► RemoteCallFunction ──► y ─ … ─► loss.backward() ──► backward ──► dx, and p.grad
     parameters  p ──────►    │                                             │
-    worker                 module(x), graph kept                   autograd.grad over the kept graph
+    worker                 module(x), graph retained               autograd.grad over the retained graph
 
-When the graph of the call is freed here, the worker is told to forget its own; a token tensor among the saved ones
-notices that, at the moment at which autograd frees them. An activation checkpoint around the call throws the token
-away and runs the call again in backward: the new token names the new graph.
+When the local graph is freed, the worker releases its own: a token among the saved tensors reports it
+(`graph_token`). An activation checkpoint around the call drops the token and runs the call again in backward; the new
+token names the new graph.
 """
 
 from __future__ import annotations
@@ -43,35 +43,33 @@ if TYPE_CHECKING:
 
 
 class RefusedError(Exception):
-    """The worker could not do the call; everything is as before."""
+    """The worker could not run the call; nothing has changed."""
 
 
 class ModuleCall:
-    """One call of a unit on its way through a worker."""
+    """One call of a remote module."""
 
     def __init__(self, unit: RemoteModule, args: Any, kwargs: Any) -> None:
         self.unit = unit
         self.arguments: tuple[Any, Any] | None = (args, kwargs)
         self.number = unit.worker.next_number()
         self.outputs: Outputs | None = None
-        self.made: list[
-            torch.Tensor
-        ] = []  # the tensors of the result that are not inputs, until they are the program's
+        self.made: list[torch.Tensor] = []  # the tensors of the result that are not inputs, until they are returned
         self.inputs: list[torch.Tensor] = []
         self.trained: list[torch.Tensor] = []  # parameters that were not frozen
         self.region = Region.current()
         self.device, self.away, self.seeded = unit.worker.device, unit.away, unit.seeded
         self.generator = get_state(self.device, self.seeded)
-        self.absent: list[PlaceholderSpec] = []  # tensors inside objects, which stay here
+        self.absent: list[PlaceholderSpec] = []  # tensors inside objects, which are not sent
         self.has_changed = False  # objects among its arguments
-        self.buffers: list[torch.Tensor] = []  # their contents before the call, where it writes to them
+        self.buffers: list[torch.Tensor] = []  # their contents before the call, where it writes them
 
     def run(self) -> Any:
-        """The result of the module; raises RefusedError where it must be run here."""
+        """Return the result of the module; raises RefusedError where it must run locally."""
         classes = self.unit.worker.link.classes
         try:
             if receives_code_with_parts(*self.arguments):  # type: ignore[misc]
-                raise RefusedError("it is given a function that holds modules or tensors")
+                raise RefusedError("an argument is a function that holds modules or tensors")
             self.body, given = pack(self.arguments, classes)
             if self.body != ONLY_TENSORS and not self.unit.needs_all:
                 args, kwargs = self.arguments  # type: ignore[misc]
@@ -102,7 +100,7 @@ class ModuleCall:
             raise_internal_fault(error, "its result cannot be read")
 
     def _move_inputs(self, given: list[torch.Tensor]) -> list[torch.Tensor]:
-        """The inputs where the worker computes: by ordinary operations, so that gradients come the same way."""
+        """Move the inputs to the worker's device by ordinary ops, so that gradients return the same way."""
         if not self.away:
             return given
         there, here = self.device.where, self.unit.shared_parameters.outside
@@ -110,7 +108,7 @@ class ModuleCall:
         return [t.to(there) if t.device == here and at not in stays else t for at, t in enumerate(given)]
 
     def _read(self, tensors: list[torch.Tensor]) -> Any:
-        """The result of a unit that was given objects; what it has changed of them is changed here."""
+        """Read the result of a module that received objects; apply its changes to them."""
         assert self.outputs is not None
         assert self.arguments is not None
         classes, objects = self.unit.worker.link.classes, find_objects(*self.arguments)
@@ -118,7 +116,7 @@ class ModuleCall:
         return result
 
     def forward(self) -> Outputs:
-        """Have the worker run it."""
+        """Run it in the worker."""
         unit, dropped = self.unit, self.unit.take_dropped()
         self.versions = _versions(self.inputs)
         try:
@@ -143,19 +141,19 @@ class ModuleCall:
         if not reply.written:
             self.buffers = []
         self.made = [tensor for tensor in reply.tensors if tensor is not None]
-        reply.tensors.clear()  # they will know the node of this call: one that knew them too would never be freed
+        reply.tensors.clear()  # they refer to the node of this call: a reference back would never be freed
         self.outputs = reply
         return reply
 
     def _retry_with_all_tensors(self) -> Outputs:
-        """The unit uses tensors inside objects: it gets them, from now on."""
+        """Send the tensors inside objects: the module uses them."""
         self.unit.needs_all, self.absent = True, []
         self.number = self.unit.worker.next_number()
         self.inputs = self._move_inputs(self.inputs)
         return self.forward()
 
     def _raise(self, reply: Any, action: str, gradients: Sequence[Any] = ()) -> NoReturn:
-        """Raise what the unit's own code has raised."""
+        """Raise the exception of the module's code."""
         error = worker_exception(reply, self.unit, action)
         if self.unit.record.survives and (missing := describe_out_of_memory(error)):
             raise InternalFault(missing)
@@ -163,11 +161,11 @@ class ModuleCall:
         try:
             raise error
         finally:
-            del error, reply  # its traceback knows this frame: all tensors in it would be freed late
+            del error, reply  # its traceback refers to this frame, whose tensors would be freed late
 
     def _request(self, dropped: list[int]) -> Forward:
         unit = self.unit
-        news, (region, generator) = unit.news(), unit.worker.tell(self.region, self.generator)
+        news, (region, generator) = unit.news(), unit.worker.encode_modes(self.region, self.generator)
         self.modes = unit.modes
         if unit.writes is not False:
             self.buffers = [buffer.detach().clone() for buffer in unit.buffers]
@@ -179,14 +177,14 @@ class ModuleCall:
         return Forward(self.number, unit.number, self.body, region, generator, news, dropped, self.absent, sent)
 
     def undo(self) -> None:
-        """Everything as it was before the call."""
+        """Restore the state before the call."""
         set_state(self.generator, self.device, self.seeded)
         _restore_buffers(self.unit.buffers, self.buffers)
 
     def backward(self, gradients: list[Any], inputs: list[int], parameters: list[int]) -> list[Any]:
-        """Have the worker run its backward; if something of ours fails, from the kept inputs here."""
+        """Run backward in the worker; locally, from the retained inputs, after an internal failure."""
         unit = self.unit
-        if unit.worker.loss:  # the program knows: the call in which it was lost has raised
+        if unit.worker.loss:  # the call in which it was lost has raised
             unit.record.demote(unit.backward_text, WorkerError(unit.worker.loss))
             return self.backward_local(gradients, inputs, parameters)
         dropped = unit.take_dropped()
@@ -248,7 +246,7 @@ class ModuleCall:
     def run_local(self, buffers: list[torch.Tensor], inputs: list[torch.Tensor], __: bool) -> list[torch.Tensor]:
         """The tensors of the result with a graph of this process, from tensors that hold what the inputs do."""
         unit = self.unit
-        args, kwargs = unpack(self.body, inputs, unit.worker.link.classes)  # objects as they were before the call
+        args, kwargs = unpack(self.body, inputs, unit.worker.link.classes)  # objects as before the call
         given = ArgumentObjects(args, kwargs, unit.worker.link.classes)
         before = get_state(self.device, self.seeded)
         now, modes = [buffer.detach().clone() for buffer in unit.buffers], [one.training for one in unit.modules]
@@ -273,17 +271,17 @@ def _versions(tensors: list[torch.Tensor]) -> list[int]:
 
 
 def _restore_buffers(buffers: list[torch.Tensor], contents: list[torch.Tensor]) -> None:
-    """Without autograd noticing: what it has saved of them is what they hold afterwards."""
+    """Write buffers without autograd noticing: the tensors that it has saved hold the later contents."""
     for buffer, before in zip(buffers, contents, strict=False):
         buffer.data.copy_(before)
 
 
 class RemoteCallFunction(torch.autograd.Function):  # type: ignore[misc]
-    """The node of a call in the program's autograd graph."""
+    """The node of a call in the script's autograd graph."""
 
     @staticmethod
     def forward(ctx: Any, call: ModuleCall, count: int, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:  # noqa: ARG004
-        """The tensors that the call has made."""
+        """Return the tensors that the call has made."""
         outputs = call.outputs
         assert outputs is not None
         made, call.made = tuple(call.made), []
@@ -292,7 +290,9 @@ class RemoteCallFunction(torch.autograd.Function):  # type: ignore[misc]
         ctx.mark_non_differentiable(*(tensor for tensor, flag in zip(made, flags, strict=True) if not flag))
         ctx.call, ctx.count = call, count
         ctx.token = make_token(call.number, *call.release_actions())
-        if has_saved_tensor_hooks():  # the token lives as long as the node; what is saved tells whether it was freed
+        if (
+            has_saved_tensor_hooks()
+        ):  # the token lives as long as the node; the saved tensor shows whether the graph was freed
             ctx.save_for_backward(torch.empty(0, dtype=torch.int64))
         else:
             ctx.save_for_backward(ctx.token)
@@ -301,16 +301,16 @@ class RemoteCallFunction(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
-        """The gradients of inputs and parameters."""
-        (saved,) = ctx.saved_tensors  # raises as always where the graph has been freed
+        """Return the gradients of inputs and parameters."""
+        (saved,) = ctx.saved_tensors  # raises where the graph has been freed
         call: ModuleCall = ctx.call
         if saved.numel():
-            call.number = int(saved)  # another one where a checkpoint has run the call again
+            call.number = int(saved)  # another one after a checkpoint has run the call again
         needed = ctx.needs_input_grad[2:]
         absent = {at for at, *_ in call.absent}  # took no part
         inputs = [at for at in range(ctx.count) if needed[at] and at not in absent]
         parameters = [at - ctx.count for at in range(ctx.count, len(needed)) if needed[at]]
-        if torch.is_grad_enabled():  # the gradients themselves are to be differentiated: only this process can
+        if torch.is_grad_enabled():  # the gradients will be differentiated: only this process can
             found = call.backward_local(_all_outputs(call, gradients), inputs, parameters, create_graph=True)
         else:
             with DeferredSignals():
@@ -322,7 +322,7 @@ class RemoteCallFunction(torch.autograd.Function):  # type: ignore[misc]
 
 
 def _all_outputs(call: ModuleCall, gradients: tuple[Any, ...]) -> list[Any]:
-    """Gradients by output; those that were inputs have none here."""
+    """Return gradients by output; outputs that are inputs have none."""
     assert call.outputs is not None
     given = iter(gradients)
     return [next(given) if at is None else None for at in call.outputs.same]

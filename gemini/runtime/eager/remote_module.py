@@ -1,4 +1,4 @@
-"""A unit: a module of the model that a worker runs, as the controller has it."""
+"""A remote module: a module of the model that a worker runs, as the controller sees it."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from gemini.runtime.protocol import Done, InstallModules
 from gemini.runtime.transport.module_pickling import strip_hooks
 from gemini.runtime.transport.tensor_header import UnsendableTensor
 
-_UNSENDABLE = (pickle.PicklingError, TypeError, AttributeError, UnsendableTensor)  # such a module is one's own
+_UNSENDABLE = (pickle.PicklingError, TypeError, AttributeError, UnsendableTensor)  # properties of the module itself
 
 
 class RemoteModule:
-    """A module with a worker. The module itself stays in the program, with the tensors both sides share."""
+    """A module with a worker. The module itself stays in the script, with the tensors that both sides share."""
 
     def __init__(
         self,
@@ -47,9 +47,9 @@ class RemoteModule:
             household,
         )
         self.record = record
-        self.refused = ""  # why it is not a unit any more
-        self.needs_all = False  # it uses tensors inside objects that it is given
-        self.is_our_fault = False  # that it is none: not a matter of the module itself
+        self.refused = ""  # why it is no longer remote
+        self.needs_all = False  # it uses tensors inside objects among its arguments
+        self.is_our_fault = False  # the refusal is no property of the module itself
         self.timeout = 0.0  # seconds that a call of it may take, where that is more than the watchdog's own
         self.writes: bool | None = None  # whether its forward writes to buffers; None: not known yet
         self.modes: tuple[bool, ...] = ()  # the training flags of its last call
@@ -61,17 +61,17 @@ class RemoteModule:
         self.dropped: deque[int] = deque()  # calls whose graph is not needed any more; any thread may add
 
     def install(self) -> str:
-        """Give the worker the module as it is now; returns why that is impossible, '' if it is done."""
+        """Send the module as it is to the worker; return why that is impossible, '' if it is done."""
         self.modules = list(self.module.modules())
         self.parameters = list(self.module.parameters())
         self.buffers = list(self.module.buffers())
-        self.held = [*self.parameters, *self.buffers]
+        self.tensors = [*self.parameters, *self.buffers]
         self._hooks = [table for module in self.modules[1:] for table in hook_tables(module)]
         self._told: Any = None
         self.reads.refresh(self.module)
         if reason := self.reads.check(self.module):
             return reason
-        if not all(can_share(tensor) for tensor in self.held):
+        if not all(can_share(tensor) for tensor in self.tensors):
             return "it holds tensors that cannot live in shared memory"
         try:
             self.worker.ensure_shared(self)
@@ -81,23 +81,23 @@ class RemoteModule:
         if any(learns for _, _, learns in loose):
             return "it holds a tensor in an attribute that is computed, or trained"
         if any(tensor.requires_grad for tensor in self.buffers):
-            return "it holds a buffer that wants a gradient"
+            return "it holds a buffer that requires a gradient"
         try:
             request = InstallModules(self.worker.next_number(), {self.number: strip_hooks(self.module)})
-            reply = self.worker.ask(request, f"take {self.name}")
+            reply = self.worker.ask(request, f"install {self.name}")
         except InternalFault as fault:
             self.is_our_fault = not isinstance(fault.__cause__, _UNSENDABLE)
             return f"it cannot be sent: {fault!s:.200}"
         if not isinstance(reply, Done):
             self.is_our_fault = True
-            return f"the worker cannot take it: {getattr(reply, 'reason', reply)!s:.120}".partition("\n")[0]
+            return f"the worker cannot install it: {getattr(reply, 'reason', reply)!s:.120}".partition("\n")[0]
         self.snapshot, self._moves = ModuleState(self.module), self.shared_parameters.relocations
         return ""
 
     def find_obstacle(self) -> str:
-        """Why this call cannot run in the worker, '' if it can. A module that has changed is sent again.
+        """Return why this call cannot run in the worker, '' if it can. A module that has changed is sent again.
 
-        Raises SwappedError where that is a matter of this call alone.
+        Raises SwappedParametersError where that concerns this call alone.
         """
         if self.refused:
             return self.refused
@@ -120,15 +120,15 @@ class RemoteModule:
         if found := self.reads.check(self.module):
             return found
         if any(self._hooks):
-            return "hooks hang on modules inside it"
+            return "modules inside it have hooks"
         return "hooks run before it" if self.module._forward_pre_hooks else ""  # they may change the module
 
     def leave(self) -> None:
-        """It runs in this process now."""
-        self.worker.leave(self)
+        """Run the module locally from now on."""
+        self.worker.release_module(self)
 
     def trained_parameters(self) -> list[torch.Tensor]:
-        """The parameters that get gradients."""
+        """Return the parameters that get gradients."""
         return [parameter for parameter in self.parameters if parameter.requires_grad]
 
     def news(self) -> Any:
@@ -141,7 +141,7 @@ class RemoteModule:
         return state
 
     def resend_state(self, dropped: list[int]) -> None:
-        """The worker may not have been told; it is told again."""
+        """Send flags and dropped calls again: the worker may not have received them."""
         self._told = None
         self.dropped.extend(dropped)
 
@@ -151,7 +151,7 @@ class RemoteModule:
             module.training = training
 
     def take_dropped(self) -> list[int]:
-        """The calls to be forgotten, each once."""
+        """Return the calls to be released, each once."""
         found: list[int] = []
         if not self.dropped:
             return found

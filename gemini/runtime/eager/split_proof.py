@@ -1,8 +1,8 @@
 """The proof that a call may be split into micro-batches.
 
-A call is split only where the rules of `gemini.batch_analysis` show that samples do not see each other: every input and
-output counts samples in a known dimension, nothing is drawn at random, no branch depends on contents, no buffer is
-written, no statistics of the batch are taken. Everything else is one call.
+A call is split only where the rules of `gemini.batch_analysis` show that samples are independent: every input and
+output has a known batch dimension, nothing is random, no branch depends on contents, no buffer is written, and there
+are no batch statistics. All other calls run as one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gemini.ir.graph import Graph
 
 @dataclass(frozen=True)
 class SplitProof:
-    """That calls of one signature may be split, or why not."""
+    """The proof that calls of one signature may be split, or why not."""
 
     reason: str = ""
     inputs: tuple[int, ...] = ()  # batch dimension of each input tensor, in the order of the call
@@ -30,7 +30,7 @@ class SplitProof:
 
 
 def prove_split(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> SplitProof:
-    """Whether calls like this one may be split."""
+    """Prove that calls like this one may be split."""
     from gemini.batch_analysis.graph_analysis import prove_graph
     from gemini.capture import capture
 

@@ -1,7 +1,11 @@
-"""Dispatch: calls of units go to their workers; everything else runs as the program wrote it.
+"""Dispatch: intercepts module calls; remote modules run in their workers, all other code runs as the script wrote it.
 
-`nn.Module.__call__` is replaced once, and weak tables say which modules are managed and which are units. So the
-program's forward runs here, in Python, with all its branches; only the units in it are elsewhere.
+`nn.Module.__call__` is replaced once; weak tables record which modules are managed and which are remote. The script's
+forward runs in the controller, in Python, with all its branches; only remote modules run elsewhere.
+
+    call of a managed model   Local     guards or the first call: this process
+                              Deferred  pipelined with its loss (`gemini.runtime.pipelined`)
+                              Eager     the forward runs here, its remote modules in the workers
 """
 
 from __future__ import annotations
@@ -34,28 +38,28 @@ from gemini.runtime.pool.signals import DeferredSignals
 from gemini.runtime.pool.worker_handle import InternalFault, raise_internal_fault
 from gemini.runtime.tracebacks import shorten_traceback
 
-# References both ways would keep a model alive for ever: what is known of the model holds its units.
+# References both ways would keep a model alive for ever: its state holds the remote modules.
 _Entry = tuple["weakref.ref[ManagedModel]", "weakref.ref[RemoteModule]"]
 _remote_modules: weakref.WeakKeyDictionary[nn.Module, _Entry] = weakref.WeakKeyDictionary()
 
 
-# Wrappers whose own forward would not come to the model in them: which module is called in their place.
+# Wrappers whose forward would not reach the model inside: the module that is called in their place.
 _wrapped: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
-# Asked about modules that are not managed; it may have one managed, and says what to call instead.
+# Called for modules that are not managed; it may manage one, and returns what to call instead.
 Discovery = Callable[[nn.Module], Callable[..., Any] | None]
 _discover: Discovery | None = None
 
 
 class _DispatchState(threading.local):
     first_call: FirstCallTrace | None = None
-    model: nn.Module | None = None  # managed, and being called
+    model: nn.Module | None = None  # the managed model that is being called
 
 
 _state = _DispatchState()
 
 
 def manage(model: nn.Module, managed: ManagedModel) -> None:
-    """Dispatch the calls of a model from now on."""
+    """Intercept the calls of a model from now on."""
     register(model, managed)
     with PATCH_LOCK:
         if nn.Module.__call__ is ORIGINAL_CALL:
@@ -63,24 +67,24 @@ def manage(model: nn.Module, managed: ManagedModel) -> None:
 
 
 def find_managed(model: nn.Module) -> ManagedModel | None:
-    """What is known of a managed model."""
+    """Return the state of a managed model, or None."""
     return find_registered(model)
 
 
 def enclosing_model(module: nn.Module) -> nn.Module | None:
-    """The managed model that is being called, where a module is a part of it."""
+    """Return the managed model that is being called, where a module is a part of it."""
     model = _state.model
     return model if model is not None and any(one is module for one in model.modules()) else None
 
 
 def call_wrapped_module(wrapper: nn.Module, name: str) -> None:
-    """Call the module that a wrapper holds under a name in the wrapper's place from now on."""
+    """From now on, call the module that a wrapper holds under a name in place of the wrapper."""
     _wrapped[wrapper] = name
 
 
 def set_discovery(ask: Discovery | None) -> None:
-    """Be asked about every module that is called and not managed; None: no more."""
-    global _discover  # noqa: PLW0603 - there is one program, and one that looks for its models
+    """Set the function that is called for every module call that is not managed; None: none."""
+    global _discover  # noqa: PLW0603 - one discovery per process
     _discover = ask
 
 
@@ -120,21 +124,21 @@ def _call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
 
 
 def _call_model(model: nn.Module, managed: ManagedModel, args: Any, kwargs: Any) -> Any:
-    """A call of a managed model: watched, or with units in it."""
+    """Run a call of a managed model by the fastest path that applies."""
     if reason := managed.guards.check(model):
         return _without_workers(model, managed, reason, args, kwargs)
     if managed.pool.loss:
         managed.give_up(managed.pool.loss)
         return _run_local(lambda *a, **k: ORIGINAL_CALL(model, *a, **k), args, kwargs)
     if not managed.planned:
-        if is_running_backward():  # a checkpoint runs again what ran here
+        if is_running_backward():  # a checkpoint runs a local call again
             return ORIGINAL_CALL(model, *args, **kwargs)
-        if are_computed([*model.parameters()]):  # its own will come back
+        if are_computed([*model.parameters()]):  # temporary, as in functional_call
             return _run_local(lambda *a, **k: ORIGINAL_CALL(model, *a, **k), args, kwargs)
         if managed.first_call is None or managed.first_call.waits_for_backward:
             return _first_call(model, managed, args, kwargs)
         _place(model, managed, managed.first_call)
-        if reason := managed.guards.patches.check(model):  # by what workers say
+        if reason := managed.guards.patches.check(model):  # found by the workers' class attributes
             return _without_workers(model, managed, reason, args, kwargs)
     pipelined = managed.pipelined
     if pipelined is not None and not is_running_backward():
@@ -192,7 +196,7 @@ def _place(model: nn.Module, managed: ManagedModel, observation: FirstCallTrace)
 
 
 def _first_call(model: nn.Module, managed: ManagedModel, args: Any, kwargs: Any) -> Any:
-    """Watch a call. Units begin with the next one, so that whatever backward runs again of this one runs here too."""
+    """Trace a call. Modules are placed before the next, so that parts that backward runs again run locally too."""
     observation = FirstCallTrace(model)
     try:
         _state.first_call = observation
@@ -210,7 +214,7 @@ def _register_remote(managed: ManagedModel, units: dict[nn.Module, RemoteModule]
 
 
 def _call_remote(managed: ManagedModel, unit: RemoteModule, forward: Any, args: Any, kwargs: Any) -> Any:
-    """A call of a unit. It is a transaction: where something of ours fails it is undone and made here."""
+    """Run a call of a remote module as a transaction: after an internal failure it is undone and runs locally."""
     if not managed.pool.is_ours or active_mode():
         return _run_local(forward, args, kwargs)
     if managed.pool.loss:
@@ -249,11 +253,11 @@ def _call_remote(managed: ManagedModel, unit: RemoteModule, forward: Any, args: 
     with DeferredSignals():
         _remote_modules.pop(unit.module, None)
         _register_remote(managed, managed.split(unit, reason))
-    # What the unit did has been undone: run it again, with the modules inside it as units where they can be.
+    # The call has been undone: run it again, with the modules inside it remote where possible.
     return forward(*args, **kwargs) if not isinstance(forward, nn.Module) else ORIGINAL_CALL(forward, *args, **kwargs)
 
 
 def _run_local(forward: Any, args: Any, kwargs: Any) -> Any:
-    """Run a unit in this process, with everything inside it."""
+    """Run a call, with everything inside it, in this process."""
     with run_locally():
         return forward(*args, **kwargs)

@@ -1,9 +1,8 @@
-"""Kept: what is known of a managed model, as long as the model.
+"""Model registry: the state of each managed model, which lives as long as the model.
 
-What is known refers to the model: plans and stages hold its modules. A table of all models, even one with weak keys,
-would keep every model for ever, so the model itself holds what is known of it, and both go together when nothing else
-holds the model. It is put out of sight, on a table of hooks that nobody looks into; copies of the model, and files that
-it is saved in, have None in its place.
+The state refers to the model: plans and stages hold its modules. A global table, even one with weak keys, would keep
+every model alive, so the model itself holds its state, and both are freed together. It is stored on a table of hooks
+that is rarely inspected; copies and saved files of the model have None in its place.
 """
 
 from __future__ import annotations
@@ -19,11 +18,13 @@ if TYPE_CHECKING:
 
 _TABLE, _NAME = "_load_state_dict_post_hooks", "__gemini__"
 _models: weakref.WeakSet[nn.Module] = weakref.WeakSet()
-_tableless: weakref.WeakKeyDictionary[nn.Module, ManagedModel] = weakref.WeakKeyDictionary()  # modules that have none
+_tableless: weakref.WeakKeyDictionary[nn.Module, ManagedModel] = (
+    weakref.WeakKeyDictionary()
+)  # modules without that table
 
 
 class _Registered:
-    """What is known of one model, on its table."""
+    """The state of one model, on its table."""
 
     __slots__ = ("managed", "model")
 
@@ -35,9 +36,9 @@ class _Registered:
 
 
 def register(model: nn.Module, managed: ManagedModel) -> None:
-    """Have a model hold what is known of it."""
+    """Attach its state to a model."""
     if _models:
-        gc.collect()  # models that the program is done with, and the memory of theirs
+        gc.collect()  # models that the script has dropped, and their memory
     _models.add(model)
     try:
         vars(vars(model)[_TABLE])[_NAME] = _Registered(model, managed)
@@ -46,8 +47,8 @@ def register(model: nn.Module, managed: ManagedModel) -> None:
 
 
 def find_registered(model: nn.Module) -> ManagedModel | None:
-    """What is known of a model; None where it is not managed."""
+    """Return the state of a model; None where it is not managed."""
     found = getattr(vars(model).get(_TABLE), _NAME, None)
-    if found is not None:  # the table may be another's, of which this is a shallow copy
+    if found is not None:  # the table may belong to another model, as in a shallow copy
         return found.managed if found.model() is model else None
     return _tableless.get(model) if _tableless else None

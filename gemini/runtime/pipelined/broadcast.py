@@ -1,7 +1,7 @@
-"""Asking all workers at once, and hearing whoever answers first.
+"""Broadcast: one request to several workers at once, and their replies in the order of arrival.
 
-A worker may wait for another that has failed, so nobody is waited for alone. Where one fails, or the program is
-interrupted, the others are told to abandon the step; when all have answered, everything is as before.
+A worker may wait for another that has failed, so no worker is waited for alone. When one fails, or the script is
+interrupted, the others are told to abandon the step; when all have replied, everything is as before.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from gemini.runtime.protocol import UNSOLICITED
 from gemini.runtime.transport.channel import ChannelClosed
 
 _LINK = attrgetter("link")
-_SLICE = 2000  # milliseconds between looks at the clock
+_SLICE = 2000  # milliseconds between checks of the deadline
 
 
 class Broadcast:
-    """Some workers of a pool, asked together."""
+    """Some workers of a pool that receive requests together."""
 
     def __init__(self, workers: Sequence[WorkerHandle]) -> None:
         self.workers = list(workers)
@@ -38,9 +38,9 @@ class Broadcast:
         abandon: Callable[[int], Any],
         timeout: float = 0.0,
     ) -> dict[WorkerHandle, Any]:
-        """The replies of all. After the first failure the workers get what `abandon` makes of a number.
+        """Return the replies of all workers. After the first failure the workers get the request that `abandon` makes.
 
-        Then everybody has undone what was asked, and only failures are told; None for the others.
+        All have then undone the request, and only failures are returned; None for the others.
         """
         reading: list[WorkerHandle] = []
         with DeferredSignals():
@@ -71,7 +71,7 @@ class Broadcast:
             self._poller = _Poller(requests)
         poller = self._poller
         while expected:
-            if has_pending_signal():  # as long as an operator may let a signal wait
+            if has_pending_signal():  # a signal waits at most this long
                 leave = leave or time.monotonic() + GRACE
             if (has_failed or (leave and time.monotonic() > leave)) and not abandoned:
                 abandoned = True
@@ -96,7 +96,7 @@ class Broadcast:
         expected: dict[tuple[WorkerHandle, int], str],
         replies: dict[WorkerHandle, Any],
     ) -> bool:
-        """Send all; whether one could not be sent, which is then its reply. Nobody begins before all are ready."""
+        """Send all requests; return whether one failed, which is then its reply. No worker starts before all are sent."""
         with ExitStack() as stack:
             for worker in reversed(requests):
                 worker.link.channel.cork()
@@ -117,7 +117,7 @@ class Broadcast:
             except ChannelClosed:
                 raise
             except Exception as error:
-                replies[worker] = InternalFault(f"a step cannot be asked for: {type(error).__name__}: {error}")
+                replies[worker] = InternalFault(f"a step cannot be requested: {type(error).__name__}: {error}")
                 return True
         return False
 
@@ -130,14 +130,14 @@ class Broadcast:
                     worker.handle_unsolicited(found[0])
                 else:
                     received.append((worker, found[0]))
-                # What has not been read at all is seen when somebody waits again.
+                # Unread messages are found by the next poll.
                 found = worker.link.receive(0) if worker.link.channel.has_more else None
         if not received:
             self._check_alive(poller.workers, deadline)
         return received
 
     def _check_alive(self, workers: Sequence[WorkerHandle], deadline: float) -> None:
-        """Nothing was received: is everybody there, and is there still time?"""
+        """Raise where a worker has died or the deadline has passed, after a wait without a reply."""
         for worker in workers:
             if worker.loss or worker.process.poll() is not None:
                 raise worker.report_death()
@@ -145,7 +145,7 @@ class Broadcast:
             raise workers[0].report_hang(workers[0].timeout)
 
     def _find_dead(self) -> WorkerError:
-        """Whose end has closed a connection; it may take a moment until the process is seen to have ended."""
+        """Return the error of the worker whose end closed a connection; its exit may show a moment later."""
         ends = time.monotonic() + 2
         while time.monotonic() < ends:
             for worker in self.workers:
@@ -156,7 +156,7 @@ class Broadcast:
 
 
 class _Poller:
-    """Wait for whoever says something."""
+    """Waits for messages of some workers."""
 
     def __init__(self, workers: Iterable[WorkerHandle]) -> None:
         self.workers = list(workers)
@@ -167,15 +167,15 @@ class _Poller:
             self._poll.register(descriptor, select.POLLIN)
 
     def covers(self, workers: Iterable[WorkerHandle]) -> bool:
-        """Whether it is these whom it hears."""
+        """Whether it polls exactly these workers."""
         found = list(workers)
         return found == self.workers and all(map(is_, self._links, map(_LINK, found)))
 
     def wait(self) -> list[WorkerHandle]:
-        """Those who have said something; none after a while."""
+        """Return the workers that have sent something; none after a timeout."""
         return [self._of[descriptor] for descriptor, _ in self._poll.poll(_SLICE)]
 
 
 def select_failures(replies: dict[WorkerHandle, Any], is_failure: Callable[[Any], bool]) -> dict[WorkerHandle, Any]:
-    """The replies that are failures: after one, what others have done is undone, whatever they said."""
+    """Return the replies that are failures: after one, all other workers have undone the step."""
     return {worker: reply for worker, reply in replies.items() if is_failure(reply)}

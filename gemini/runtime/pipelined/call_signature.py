@@ -1,4 +1,4 @@
-"""Kinds of calls: calls that one plan serves differ in the number of samples and in contents only."""
+"""Call signatures: calls that one plan serves differ only in the number of samples and in contents."""
 
 from __future__ import annotations
 
@@ -27,31 +27,33 @@ if TYPE_CHECKING:
     from gemini.runtime.pipelined.step_executor import Executor
 
 
-_CHANGES = 2  # times that a plan is made again: each stops a run for seconds
+_CHANGES = 2  # times that a plan is made again: each stops the run for seconds
 _TRAINING, _TRAINED = attrgetter("training"), attrgetter("requires_grad")
 
 
 def quick_key(call: ModelCall) -> tuple[Any, ...]:
-    """What calls of one kind have in common while their model is in one state, whatever counts samples in them."""
+    """Return the key of a kind of call while the model is in one state, whatever the number of samples."""
     tensors = tuple((one.dtype, one.device, one.requires_grad, one.dim(), _layout(one)) for one in call.tensors)
     return call.plain or repr(call.form), tensors, *_ambient_state()
 
 
 def exact_key(call: ModelCall) -> Hashable | None:
-    """What tells a call from others but for contents: while its model is in one state, so does its kind and its number
-    of samples. None where it has more than tensors."""
-    if call.like is None:
+    """Return a key that determines kind and number of samples while the model is in one state.
+
+    None where the call has arguments other than tensors.
+    """
+    if call.metadata_key is None:
         return None
-    return call.like, tuple(map(_layout, call.tensors)), *_ambient_state()
+    return call.metadata_key, tuple(map(_layout, call.tensors)), *_ambient_state()
 
 
 def _ambient_state() -> tuple[Any, ...]:
-    """What a call depends on beside model and arguments: modes, switches, and which warnings are errors."""
+    """Return what a call depends on beside model and arguments: modes, torch flags, warnings that are errors."""
     return Region.current(), torch_flags.current_flags(), torch_flags.error_filters()
 
 
 def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """The order of dimensions in memory, whatever their sizes, and which are expanded: outputs often keep it."""
+    """Return the order of dimensions in memory, whatever their sizes, and which are expanded."""
     if tensor.layout is not torch.strided or tensor.is_contiguous():
         return ()
     strides = tensor.stride()
@@ -59,14 +61,14 @@ def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 
 def kind_key(roster: ModelContents, call: ModelCall) -> tuple[Any, ...]:
-    """What calls of one kind have in common, whatever counts samples in them."""
+    """Return the key of a kind of call, whatever the number of samples."""
     _, *rest = quick_key(call)
     modes, trained = tuple(map(_TRAINING, roster.modules)), tuple(map(_TRAINED, roster.parameters))
     return repr(call.form), *rest, modes, roster.identities, trained
 
 
 def differ_in_values(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
-    """Whether calls of two kinds have the same tensors, and other plain values."""
+    """Whether calls of two kinds have the same tensors and differ in plain values."""
     return bool(one[0] != other[0] and one[1:] == other[1:])
 
 
@@ -80,12 +82,12 @@ class CallKind:
     output_specs: dict[int, OutputSpec] = field(default_factory=dict)  # by number of samples
     steps: dict[int, PlannedStep] = field(default_factory=dict)
     executor: Executor | None = None
-    shares: tuple[int, ...] = ()  # nodes at which the stages in the workers have factors
+    shares: tuple[int, ...] = ()  # nodes at which the stages in the workers have weights
     failures: int = 0  # steps that failed in the workers
     prepared: dict[Hashable, PreparedLoss] = field(default_factory=dict)
-    # Whose gradients steps give, whose are wanted, and where among those given these are.
+    # Owners of the gradients, wanted parameters, and the places of these among the owners.
     order: tuple[Sequence[torch.Tensor], list[torch.Tensor], list[int]] | None = None
-    variants: list[CallKind] = field(default_factory=list)  # for other ways through branches on random numbers
+    variants: list[CallKind] = field(default_factory=list)  # for other branches on random numbers
     whole_batch: CallKind | None = None  # for losses that do not split
     timings: ScheduleTimings = field(default_factory=ScheduleTimings)
     planning_ms: float = 0.0
@@ -93,7 +95,7 @@ class CallKind:
 
     @property
     def may_change(self) -> bool:
-        """Whether its plan could be made again from what steps took."""
+        """Whether its plan could be made again from measured steps."""
         plan = self.plan
         if (
             plan is None
@@ -103,12 +105,12 @@ class CallKind:
             or self.variants
         ):
             return False
-        if plan.recompute:  # what its backward took has a forward in it
+        if plan.recompute:  # its measured backward includes a forward
             return False
         return self.changes < _CHANGES and len({block.stage for block in plan.schedule}) == plan.partition.nstages
 
     def change(self, plan: StepPlan) -> None:
-        """Go on by another plan for the same graph."""
+        """Continue with another plan for the same graph."""
         self.plan, self.executor, self.order = plan, None, None
         self.prepared.clear()
         self.timings = ScheduleTimings()
@@ -119,7 +121,7 @@ class CallKind:
         return bool(self.steps or self.prepared)
 
     def find_variant(self, model: nn.Module, bound: dict[str, Any], samples: int) -> CallKind | None:
-        """The one of all variants whose way a call, run now, goes."""
+        """Return the variant whose branches a call, run now, takes."""
         for one in (self, *self.variants):
             if one.plan is not None and (
                 one.plan.branches is None or one.plan.branches.first_changed(model, bound, samples) is None
@@ -128,7 +130,7 @@ class CallKind:
         return None
 
     def adopt_output_spec(self, others: Sequence[CallKind], samples: int) -> None:
-        """Know what is returned from another way that returns the same."""
+        """Adopt the output spec of a variant with the same outputs."""
         if samples in self.output_specs or self.plan is None:
             return
         for plan, seen in [(one.plan, one.output_specs[samples]) for one in others if samples in one.output_specs]:
@@ -137,26 +139,26 @@ class CallKind:
                 return
 
     def samples(self, tensors: list[torch.Tensor]) -> int | None:
-        """How many samples a call has; None where it is not of these sizes."""
+        """Return the number of samples of a call; None where its sizes differ."""
         assert self.plan is not None
         batch = self.plan.batch
         for tensor, shape, dim in zip(tensors, self.shapes, batch.dims, strict=True):
             for at, (size, wanted) in enumerate(zip(tensor.shape, shape, strict=True)):
                 if at != dim and size != wanted:
                     return None
-        return batch.samples(tensors) if any(dim is not None for dim in batch.dims) else 1
+        return batch.count_samples(tensors) if any(dim is not None for dim in batch.dims) else 1
 
 
 class KindMatch(NamedTuple):
-    """The kind that a call was found to be of."""
+    """The kind of a call, cached by its exact key."""
 
     kind: CallKind
     plan: StepPlan
     samples: int
-    among: list[CallKind]  # those that there are
+    among: list[CallKind]  # all kinds of this key
 
     def is_valid(self) -> bool:
-        """Whether it is so still."""
+        """Whether the match still holds."""
         return self.kind.plan is self.plan and any(one is self.kind for one in self.among)
 
 

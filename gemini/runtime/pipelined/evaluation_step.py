@@ -1,7 +1,7 @@
-"""Evaluation: a call without gradients, by micro-batches through the workers, done at once.
+"""Evaluation step: a call without gradients, by micro-batches through the workers, run at once.
 
-Outputs that count samples are put together, constants taken from the first micro-batch, and a loss that the model takes
-of its batch is summed up by shares.
+Outputs with a batch dimension are concatenated, constants taken from the first micro-batch, and a loss that the model
+computes over its batch is summed by weights.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from gemini.runtime.pipelined.step_request import StepRequest, bind_inputs
 
 
 def prepare_outputs(plan: StepPlan, metas: Sequence[Meta], sizes: Sequence[int]) -> PreparedLoss:
-    """How the outputs of a call are had from its micro-batches; `reason` says why not."""
+    """Determine how outputs are assembled from micro-batches; `reason` says why they cannot be."""
     from gemini.batch_analysis.loss_analysis import prove
     from gemini.batch_analysis.whole_batch_tail import prove_tail
 
@@ -54,7 +54,7 @@ def request_outputs(  # noqa: PLR0917
     sizes: Sequence[int],
     given: Mapping[int, Any] | None = None,
 ) -> StepRequest:
-    """The forward as the executor takes it; `given`: what was drawn from other generators than torch's."""
+    """Build the forward-only request; `given`: results of draws from other generators than torch's."""
 
     plan = kind.plan
     assert plan is not None
@@ -75,7 +75,7 @@ def request_outputs(  # noqa: PLR0917
 def collect_outputs(
     prepared: PreparedLoss, outputs: dict[str, Any], passed: Mapping[int, torch.Tensor]
 ) -> list[torch.Tensor]:
-    """The tensors of the model's output; `passed` are those that the program has already."""
+    """Return the tensors of the model's output; `passed` are those that the caller already has."""
     return [
         passed[at] if at in passed else fetch_value(prepared.splitting, at, outputs[name])
         for at, name in enumerate(prepared.keep)

@@ -1,7 +1,7 @@
-"""Gathering: the gradients of a step, from all workers, by parameter.
+"""Gradient layout: where the gradients of a step lie in all workers, by parameter.
 
-Which worker gives which gradients is the same from step to step: whose they are is found out once, when a worker has
-told where they lie. Gradients of parameters that several workers have one of are added up.
+Which worker computes which gradients does not change from step to step: the mapping is built once, when a worker has
+reported where they lie. Gradients of parameters that several workers hold are summed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from gemini.runtime.transport.borrowed_buffers import BufferGroup
 
 
 class GradientLayout:
-    """Where the gradients of one worker lie in steps of one kind, as it has told."""
+    """Where the gradients of one worker lie in steps of one kind, as it has reported."""
 
     def __init__(self, number: int, gradients: list[Any]) -> None:
         self.number = number
@@ -26,7 +26,7 @@ class GradientLayout:
 
 
 class GradientOrder:
-    """Whose the gradients of all workers are, one worker after the other: those in their layouts, then loose ones."""
+    """The parameters of the gradients of all workers, worker by worker: those in their layouts, then loose ones."""
 
     def __init__(
         self, layouts: Sequence[GradientLayout], loose: Sequence[Sequence[int]], parameters: Mapping[int, nn.Parameter]
@@ -44,11 +44,11 @@ class GradientOrder:
 
     @property
     def has_sums(self) -> bool:
-        """Whether gradients of several workers are added up."""
+        """Whether gradients of several workers are summed."""
         return bool(self._sums)
 
     def by_owner(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-        """One gradient for each of the owners."""
+        """Return one gradient per parameter."""
         if not self._sums:
             return tensors
         for found in self._sums:
@@ -57,7 +57,7 @@ class GradientOrder:
 
 
 def sum_parts(parts: list[tuple[int, torch.Tensor]]) -> torch.Tensor:
-    """The sum of what several stages or workers gave, from the last to the first; into memory that is ours anyway."""
+    """Sum the contributions of stages or workers, from the last to the first, into memory of the first."""
     parts.sort(key=lambda part: -part[0])
     total = parts[0][1]
     for _, part in parts[1:]:

@@ -1,8 +1,7 @@
-"""Piecewise: a call by micro-batches, one after the other, in the program's process.
+"""Local micro-batches: a call by micro-batches, one after the other, in the controller.
 
-Where micro-batches have statistics of their own (batch normalization by opt-in), a call is what they make of it,
-whichever way it runs: this is the way for calls that cannot run by the plan, and for running one again. Random numbers
-are those that the plan draws.
+Where micro-batches have their own statistics (batch normalization by opt-in), the result of a call depends on them on
+every path: this is the path for calls that cannot run by the plan, and for reruns. It uses the plan's random numbers.
 """
 
 from __future__ import annotations
@@ -29,16 +28,16 @@ from gemini.runtime.pipelined.returned_attributes import passthrough_tensors
 
 
 def run_microbatches(plan: StepPlan, model: nn.Module, args: Any, kwargs: Any) -> Any:
-    """The output of a call, put together from those of its micro-batches, with autograd."""
+    """Return the output of a call, assembled from those of its micro-batches, with autograd."""
     call = ModelCall(args, kwargs)
-    samples = plan.batch.samples(call.tensors)
-    assert samples is not None  # the call is of the kind that was planned for
+    samples = plan.batch.count_samples(call.tensors)
+    assert samples is not None  # the call is of the planned kind
     sizes = micro_batch_sizes(samples, plan.micro_batches)
     draws = SlicedRandomOps([pattern for stage in plan.rng_patterns for pattern in stage], samples)
     found, start = [], 0
     with run_locally(), without_hooks(model):
         for length in sizes:
-            given, named = call.arguments(plan.batch.cut(call.tensors, start, length))
+            given, named = call.arguments(plan.batch.narrow(call.tensors, start, length))
             with draws.micro_batch(start, length):
                 found.append(flatten_output(model(*given, **named)))
             start += length

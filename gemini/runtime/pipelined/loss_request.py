@@ -1,7 +1,7 @@
-"""Losses: from what the program recorded to what workers are told of it.
+"""Loss request: from the recorded tape of a loss to the request that workers receive.
 
-A tape is looked at once: whether its root is a sum over micro-batches, which ops it needs, which operands are cut.
-Tapes that differ in contents only are one.
+A tape is analysed once: whether its root is a sum over micro-batches, which ops it needs, which operands are sliced.
+Tapes that differ in contents only share the result.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ class PreparedLoss:
     splitting: Splitting = Splitting()
     loss: Loss | None = None
     keep: tuple[str, ...] = ()  # outputs of the model that stay in the workers
-    ops: tuple[int, ...] = ()  # places on the tape of the ops of the loss
+    ops: tuple[int, ...] = ()  # positions of the loss's ops on the tape
 
 
 def prepare(plan: StepPlan, tape: Tape, root: int, alive: Sequence[int], sizes: Sequence[int]) -> PreparedLoss:
-    """Look at a tape."""
+    """Analyse a tape."""
     from gemini.batch_analysis.loss_analysis import prove
     from gemini.batch_analysis.whole_batch_tail import prove_tail
 
@@ -80,7 +80,7 @@ def check_numerically(
 
 
 def trivial_split(tape: Tape) -> Splitting:
-    """One micro-batch: every value of it is that of the batch."""
+    """Return the split for one micro-batch: every value is that of the batch."""
     return Splitting(operands=dict.fromkeys(tape.operands), outputs=(Replicate(),) * len(tape.metas))
 
 
@@ -103,43 +103,46 @@ def _prepare_loss(plan: StepPlan, tape: Tape, root: int, alive: Sequence[int], s
 
 
 def _values_to_retain(tape: Tape, there: set[int], alive: Sequence[int], splitting: Splitting) -> list[int]:
-    """What must stay in workers so that all that the program can read may be had; those `there` can."""
+    """Return the values that workers must retain so that all reachable ones can be computed.
+
+    `there`: the values that workers compute.
+    """
     found, makers, waiting = {}, tape.makers(), [*alive]
     while waiting:
         number = waiting.pop()
         if number in found:
             continue
         found[number] = number in there and is_weighable(splitting, number)
-        if not found[number] and number in makers:  # what it is made of will do
+        if not found[number] and number in makers:  # its operands suffice
             waiting += tape.ops[makers[number]].reads()
     return sorted(number for number, stays in found.items() if stays)
 
 
 def is_fetchable(splitting: Splitting, number: int) -> bool:
-    """Whether a value can be had from those of the micro-batches."""
+    """Whether a value can be assembled from those of the micro-batches."""
     return isinstance(splitting.outputs[number], (Partial, Replicate, Shard))
 
 
 def is_weighable(splitting: Splitting, number: int) -> bool:
-    """The same of a step: means, too, which are put together by shares."""
+    """Whether a value of a step can be assembled; includes means, which are combined by weights."""
     return is_fetchable(splitting, number) or isinstance(splitting.outputs[number], WeightedPartial)
 
 
 def port_names(plan: StepPlan) -> list[str]:
-    """The ports of the model's outputs, in the order of the tape; '' where the program has the tensor already."""
+    """Return the ports of the model's outputs, in the order of the tape; '' where the caller already has the tensor."""
     results, nodes = plan.build().routes.results, plan.graph.nodes
     return ["" if nodes[ref.node].is_source else results[ref].name for ref in plan.graph.outputs()]
 
 
 def fetch_value(splitting: Splitting, number: int, output: RemoteOutput, weights: Sequence[float] | None = None) -> Any:
-    """A value of the tape from the worker that has it; `weights` are those of a mean."""
+    """Fetch a value of the tape from its worker; `weights` are those of a mean."""
     return output.join(splitting.outputs[number], weights)
 
 
 def build_request(
     kind: CallKind, prepared: PreparedLoss, pending: PendingCall, bound: dict[str, Any], sizes: Sequence[int]
 ) -> tuple[StepRequest, dict[int, list[float]]]:
-    """The step as the executor takes it, and the weights of means among the values that stay in workers."""
+    """Build the step request, and the weights of means among the values that workers retain."""
 
     plan, splitting = kind.plan, prepared.splitting
     assert plan is not None
@@ -148,7 +151,7 @@ def build_request(
     dims = {id(tensor): dim for tensor, dim in zip(pending.inputs, plan.batch.dims, strict=True)}
     foreign = pending.runner.host_draws
     known = Precomputed(plan.graph, bound, pending.tape, host_results=None if foreign is None else foreign.results)
-    with run_locally():  # layers without weights may be among what is known ahead
+    with run_locally():  # layers without weights may be precomputed
         nodes, ops = splitting.weights(known, sizes)
         means = _means(prepared, known, sizes)
     operands = {
@@ -170,14 +173,14 @@ def build_request(
 
 
 def _means(prepared: PreparedLoss, known: PrecomputedValues, sizes: Sequence[int]) -> dict[int, list[float]]:
-    """Of the loss before it is divided, or scaled, micro-batches have means: what each counts in this batch."""
+    """Return the weights of micro-batch means, such as the loss before it is divided or scaled."""
     assert prepared.loss is not None
     ports = (number for number, name in prepared.loss.ports.items() if name in prepared.keep)
     found = {}
     for number in (*prepared.loss.keep, *ports):
         value = prepared.splitting.outputs[number]
         if isinstance(value, WeightedPartial):
-            with suppress(SplittingError):  # no share of the loss: it is computed again where it is read
+            with suppress(SplittingError):  # no part of the loss: it is recomputed where it is read
                 found[number] = value.share.weights(known, sizes)
     return found
 

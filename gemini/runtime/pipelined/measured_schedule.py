@@ -1,12 +1,11 @@
-"""Rehearsal: what a step is expected to take once some have run.
+"""Measured schedule: the predicted duration of a step once some have run.
 
-A plan is made from a profile of one process, with what probes say of workers beside each other. What actions take in
-the workers, in their caches, on their cores, is known after a step. The same orders with those times say how long the
-next one takes, but for what steps took longer than that: waiting for messages, for micro-batches that differ, for a
-loss on the whole batch and for the program's own process. The first step is not warm; the last few count, for a
-machine's speed changes. All that is worked out when somebody asks: steps do not wait for it. Only after the ninth, the
-seventeenth and so on is looked whether a worker has more to do than the others; where steps have lost more by that than
-planning takes, the plan is to be made again (`planner.experience`).
+A plan is made from a profile of one process, with probes of workers beside each other. The durations of actions in the
+workers, with their caches and cores, are known after a step. The same orders with those durations predict the next
+step, plus the time that steps took beyond that: waiting for messages, uneven micro-batches, a loss on the whole batch,
+the controller. The first step is not warm; the last few count, as the speed of a machine changes. Predictions are
+computed on demand. Only after the 9th, 17th, 33rd … step the balance of the workers is checked; where steps have lost
+more by imbalance than planning takes, the plan is made again (`gemini.planner.replan`).
 """
 
 from __future__ import annotations
@@ -30,21 +29,21 @@ if TYPE_CHECKING:
 Spans = dict[tuple[int, str], float]  # ms, by stage and type of action
 TYPES = {letter: btype for btype, letter in LETTERS.items()} | {btype: btype for btype in LETTERS}  # of events
 _LAST = 8  # steps
-_MUCH = 0.05  # of a step, lost by workers that wait for one that is busy for longer than planned
+_MUCH = 0.05  # of a step, lost to imbalance
 
 
 class ScheduleTimings:
-    """The steps of one plan."""
+    """The durations of steps by one plan."""
 
     def __init__(self) -> None:
         self.count = 0  # of steps
-        self.last_ms = 0.0  # what the last one took
-        self.is_due = False  # to make the plan again: its steps have lost more than that takes
-        self._last: deque[tuple[list[tuple[int, bytes]], float]] = deque(maxlen=_LAST)  # told, and how long it took
-        self._known: tuple[int, MeasuredSteps] | None = None  # after how many steps, and what was expected then
+        self.last_ms = 0.0  # of the last one
+        self.is_due = False  # the plan should be made again
+        self._last: deque[tuple[list[tuple[int, bytes]], float]] = deque(maxlen=_LAST)  # worker events, duration
+        self._known: tuple[int, MeasuredSteps] | None = None  # number of steps, and the prediction at that time
 
     def add(self, plan: StepPlan, ran: ExecutedStep, step_ms: float, planning_ms: float) -> None:
-        """One more has run, by a plan that it would take so long to make again."""
+        """Record a step; `planning_ms` is the time to make the plan again."""
         self.count, self.last_ms = self.count + 1, step_ms
         if self.count == 1:
             return
@@ -56,7 +55,7 @@ class ScheduleTimings:
             self.is_due = lost > _MUCH * found.step_ms and lost * self.count > planning_ms
 
     def apply_to(self, plan: StepPlan) -> StepPlan:
-        """The plan with what is expected of its next step now."""
+        """Return the plan with the present prediction for its next step."""
         if not self._last:
             return plan
         if self._known is None or self._known[0] != self.count:
@@ -66,7 +65,7 @@ class ScheduleTimings:
 
 
 def predict_from_steps(plan: SchedPlan, steps: list[tuple[list[TraceEvent], float]]) -> MeasuredSteps:
-    """The same orders, with actions as long as they were in these steps: what workers did, and the step (ms)."""
+    """Simulate the same orders with the action durations of these steps: worker events, and step time in ms."""
     spans = [mean_spans(events) for events, _ in steps]
     rest = statistics.median(ms - float(_run(plan, one).makespan) for one, (_, ms) in zip(spans, steps, strict=True))
     found = _run(plan, _median_spans(spans))
@@ -74,13 +73,13 @@ def predict_from_steps(plan: SchedPlan, steps: list[tuple[list[TraceEvent], floa
 
 
 def _run(plan: SchedPlan, spans: Spans) -> Simulation:
-    """The orders of a plan, with actions that take so long; stages of its replicas are those of the model."""
+    """Simulate the orders of a plan with these durations; stages of replicas are those of the model."""
     count = 1 + max((stage for stage, _ in spans), default=0)
     return simulate(plan, spans=lambda block: spans.get(((block.stage or 0) % count, block.btype), block.span))
 
 
 def mean_spans(events: list[TraceEvent]) -> Spans:
-    """What actions took in a step: the mean of all micro-batches, whose sum a worker is busy for."""
+    """Return the mean duration of each action over all micro-batches of a step."""
     took: dict[tuple[int, str], list[float]] = {}
     for event in events:
         if event.kind in TYPES:
@@ -89,5 +88,5 @@ def mean_spans(events: list[TraceEvent]) -> Spans:
 
 
 def _median_spans(steps: list[Spans]) -> Spans:
-    """The median of some steps."""
+    """Return the median over steps."""
     return {key: statistics.median(one[key] for one in steps if key in one) for key in set().union(*steps)}

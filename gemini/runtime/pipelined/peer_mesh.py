@@ -1,4 +1,4 @@
-"""The mesh: which workers of a pool have a connection of their own. Made where a plan needs one, kept for all later."""
+"""Peer mesh: which workers of a pool have a direct connection. Created where a plan needs one, and retained."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _connected: weakref.WeakKeyDictionary[WorkerPool, set[tuple[int, int]]] = weakre
 
 
 def connect(pool: WorkerPool, pairs: Iterable[tuple[int, int]]) -> None:
-    """Connect pairs of workers; both must be on this host, and compute on devices of one kind."""
+    """Connect pairs of workers; both must be on this host, with devices of one kind."""
     known = _connected.setdefault(pool, set())
     for pair in sorted(set(pairs) - known):
         workers = [pool.workers[place] for place in pair]

@@ -1,11 +1,11 @@
-"""The overlapped path of one model.
+"""The pipelined path of one model.
 
-    call of a new kind     made here or by dispatch; a plan is made for its like
-    call of that kind      put off (`runtime.deferred`); nothing runs
-    backward()             the recorded loss is looked at, and the whole step runs in the workers by the plan
-                           (`runtime.executor`); where that cannot be, the call is made by dispatch
+    call of a new kind     runs locally or by eager dispatch; a plan is made for its kind
+    call of that kind      deferred (`gemini.runtime.deferred`); nothing runs
+    backward()             the recorded loss is analysed, and the whole step runs in the workers by the plan
+                           (`step_executor`); where that is impossible, the call falls back to eager dispatch
 
-Whatever goes wrong here before a step is done, dispatch makes it again from the start.
+After any internal failure before a step is complete, eager dispatch runs it from the start.
 """
 
 from __future__ import annotations
@@ -65,9 +65,9 @@ if TYPE_CHECKING:
     from gemini.runtime.eager.placed_model import PlacedModel
     from gemini.runtime.pipelined.step_executor import Executor
 
-_FAILURES = 3  # steps of a kind that fail in the workers: then no more are tried
-_TRACED = (3, 10)  # steps whose traces are saved: once warm, and once more
-_SLOW = 10  # times what a step is expected to take: then it hangs
+_FAILURES = 3  # failed steps of a kind after which no more are tried
+_TRACED = (3, 10)  # steps whose traces are saved
+_SLOW = 10  # times the predicted duration: a hang
 
 
 class _Call(NamedTuple):
@@ -152,7 +152,7 @@ class PipelinedModel:
             assert kind.plan is not None
             guard = kind.plan.build(kind.shares).call_guard
             with self.attributes.hide(model):
-                mismatch = guard.find_mismatch(bind(model, args, kwargs), contents.state, call.like)
+                mismatch = guard.find_mismatch(bind(model, args, kwargs), contents.state, call.metadata_key)
             if mismatch is not None and mismatch.kind == "model" and self.plans.drop(kind):
                 return self._call(model, forward, args, kwargs)
             reason = "" if mismatch is None else mismatch.text
@@ -180,7 +180,7 @@ class PipelinedModel:
         return Deferred(self.attributes.assign(plan, model, output))
 
     def _check_external_reads(self, model: nn.Module) -> str:
-        """Why the code of the model cannot run in stages; '' where it can."""
+        """Return why the code of the model cannot run in stages; '' where it can."""
         reason = self.managed.guards.reads.check(model)
         if reason and self.managed.guards.reads.find_permanent():
             self.managed.record.say(f"{self.managed.name} runs without a plan: {reason}", once=reason)
@@ -252,7 +252,7 @@ class PipelinedModel:
                     prepared, ran.outputs, passthrough_tensors(plan, given.model, given.args, given.kwargs)
                 )
         except Exception as error:
-            if not isinstance(error, SplittingError):  # that is about this batch
+            if not isinstance(error, SplittingError):  # concerns this batch only
                 self._handle_error(error)
             return given.fall_back(describe_failure(error))
         apply_rng_state(plan, self.managed, ran.generator)
@@ -275,7 +275,7 @@ class PipelinedModel:
                 try:
                     with self.attributes.hide(pending.runner.model):
                         prepared = check_numerically(kind.plan, prepared, pending, tape, root)
-                except SplittingError as error:  # another batch may be what the proof was about
+                except SplittingError as error:  # another batch may satisfy the assumptions
                     return self._run_whole_batch(kind, pending, tape, root, str(error))
             kind.prepared[key] = prepared
         if prepared.reason:
@@ -287,7 +287,7 @@ class PipelinedModel:
             executor = self._executor(kind, prepared)
             try:
                 request, means = build_request(kind, prepared, pending, bound, sizes)
-            except SplittingError as error:  # this batch is not what the proof was about
+            except SplittingError as error:  # this batch violates an assumption of the proof
                 return self._run_whole_batch(kind, pending, tape, root, str(error))
             request.timeout = _SLOW * max(kind.plan.step_ms, kind.timings.last_ms) / 1e3
             request.generator, request.state = rng_states_for(kind.plan, self.managed), pending.model_state
@@ -305,32 +305,36 @@ class PipelinedModel:
         return to_step_result(kind, prepared, pending, bound, ran, means)
 
     def _replan(self, kind: CallKind, pending: PendingCall) -> None:
-        """Have the plan of a kind made again before a step."""
+        """Make the plan of a kind again before a step."""
         on_cpu = all(worker.device.kind == "cpu" for worker in self.managed.pool.workers)
         if not kind.may_change or not on_cpu:
             kind.timings.is_due = False
             return
         args, kwargs = pending.call.with_tensors(pending.inputs)
-        with self.attributes.hide(pending.runner.model), ExitStack() as stack:  # as it was when the call was made
+        with self.attributes.hide(pending.runner.model), ExitStack() as stack:  # as at the call
             pending.region.enter(stack, Region.current())
             self.plans.replan(kind, pending.runner.model, args, kwargs)
 
     def _run_whole_batch(
         self, kind: CallKind, pending: PendingCall, tape: Tape, root: int, reason: str, *, of_batch: bool = True
     ) -> StepResult | Eager:
-        """A step that does not split: by micro-batches up to a loss on the whole batch, else with the batch as one.
+        """Run a step that does not split: by micro-batches up to a loss on the whole batch, else as one micro-batch.
 
-        None where that cannot be either. The user is told, unless the reason is `of_batch`, and another with the next.
+        `Eager` where that is impossible too. Logs the reason, unless it concerns this batch only (`of_batch`).
         """
         args, kwargs = pending.call.with_tensors(pending.inputs)
-        with self.attributes.hide(pending.runner.model), ExitStack() as stack:  # as it was when the call was made
+        with self.attributes.hide(pending.runner.model), ExitStack() as stack:  # as at the call
             pending.region.enter(stack, Region.current())
             whole = self.plans.find_whole_batch(kind, pending.runner.model, ModelCall(args, kwargs), reason)
         tailed = whole is not None and whole.plan is not None and whole.plan.tail is not None
-        how = "goes forward with all micro-batches first" if tailed else "runs a batch as one"
+        how = (
+            "runs the forward of all micro-batches before the loss"
+            if tailed
+            else "runs a batch as a single micro-batch"
+        )
         told = (
             whole is not None and whole.plan is not None and whole.plan.single_micro_batch_reason
-        )  # when it was planned
+        )  # already logged when it was planned
         if not of_batch and not told:
             self.managed.record.say(f"{self.managed.name} {how}: {reason}", once=reason)
         if whole is not None:
@@ -342,7 +346,11 @@ class PipelinedModel:
         return Eager(reason)
 
     def _record_step(self, plan: StepPlan) -> None:
-        whole = f"all go forward first, the loss is of the whole batch: {plan.tail.reason}" if plan.tail else ""
+        whole = (
+            f"all micro-batches run forward first, the loss is computed on the whole batch: {plan.tail.reason}"
+            if plan.tail
+            else ""
+        )
         self.journal.record(
             CallPath.SINGLE_MICROBATCH if plan.single_micro_batch_reason else CallPath.OVERLAPPED,
             plan.single_micro_batch_reason or whole,
@@ -373,12 +381,12 @@ def _draw_from_host(plan: StepPlan, model: nn.Module, args: Any, kwargs: Any) ->
 
 
 def _find_unsendable(tensors: list[torch.Tensor]) -> str:
-    """Why steps with these inputs cannot run in stages; '' where they can."""
+    """Return why steps with these inputs cannot run in stages; '' where they can."""
     for one in tensors:
         if type(one) not in (torch.Tensor, nn.Parameter):
-            return f"it is given a tensor of class {type(one).__name__}"
+            return f"an argument is a tensor of class {type(one).__name__}"
         if one.is_nested or one.is_quantized or one.layout not in (torch.strided, torch.sparse_coo):
-            return f"it is given a {'nested' if one.is_nested else 'quantized or compressed sparse'} tensor"
+            return f"an argument is a {'nested' if one.is_nested else 'quantized or compressed sparse'} tensor"
     return ""
 
 

@@ -1,4 +1,4 @@
-"""The catalogue of a model: the kinds of calls that it gets, and the plan of each."""
+"""The plan table of a model: the kinds of calls that it receives, and the plan of each."""
 
 from __future__ import annotations
 
@@ -40,34 +40,34 @@ if TYPE_CHECKING:
     from gemini.runtime.eager.placed_model import PlacedModel
     from gemini.runtime.pipelined.step_request import ExecutedStep
 
-_KINDS = 16  # kinds of calls that are planned for; a model that is called in ever new ways is dispatched
-_SHAPES = 64  # and so many with those that are served by the plan of another
-_EXACT = 64  # calls, told apart by sizes as well, whose kinds are remembered
-_CHANGES = 8  # times that plans are made again for a model that the program changes
-_FLEETING = 3  # kinds that were planned for in vain, or did not come again: no more are planned for meanwhile
-_NUMBERS = re.compile(r"\d+")  # sizes, in what users are told once
+_KINDS = 16  # planned kinds of calls; beyond that, calls fall back to eager dispatch
+_SHAPES = 64  # including those that share the plan of another
+_EXACT = 64  # exact keys whose kinds are cached
+_CHANGES = 8  # times that plans are made again for a model that the script changes
+_FLEETING = 3  # kinds without a plan, or without a second call: then no more are planned
+_NUMBERS = re.compile(r"\d+")  # sizes, in lines that are logged once
 _FAILED = "planning failed: "
-_CHOOSING = 0.25  # of what planning takes: all that is done where a plan is made again
-_LEAST_MS = 1000.0  # that this takes, whatever making the first took: it may have been kept
-_SAID = 3  # plans that are told of, a line each: where sizes are others all the time, there are many
-_WAYS = 3  # more ways through branches on random numbers that are planned for, beside the first
+_CHOOSING = 0.25  # the share of planning that making a plan again takes
+_LEAST_MS = 1000.0  # at least: the first plan may have come from the cache
+_SAID = 3  # plans that are logged, one line each: varying sizes make many
+_WAYS = 3  # further branches on random numbers that are planned
 
 
 class PlanTable:
-    """Kinds of calls, planned for as they come."""
+    """Kinds of calls, planned as they come."""
 
     def __init__(
         self, managed: PlacedModel, planner: Planner, journal: ModelJournal, attributes: ReturnedAttributes
     ) -> None:
         self.managed, self.planner, self.journal, self.attributes = managed, planner, journal, attributes
         self.kinds: dict[Any, list[CallKind]] = {}
-        self.former: list[StepPlan] = []  # for states that the model is not in any more
-        self.reported: StepPlan | None = None  # the one that the journal tells of
-        self._planning_error: Exception | None = None  # why planning has failed
-        self._plans_logged = 0  # plans that the user was told of
+        self.former: list[StepPlan] = []  # for former states of the model
+        self.reported: StepPlan | None = None  # the one in the journal
+        self._planning_error: Exception | None = None  # of a failed planning
+        self._plans_logged = 0  # number of plans that were logged
 
     def find(self, model: nn.Module, roster: ModelContents, call: ModelCall) -> tuple[CallKind, int | None]:
-        """The kind of a call, and its samples where it is planned for; a plan is made for a new one."""
+        """Return the kind of a call, and its samples where it has a plan; a new kind is planned."""
         state, exact = roster.state, exact_key(call)
         if state is not None and (known := state.found.get(exact)) is not None and known.is_valid():
             return known.kind, known.samples
@@ -91,14 +91,14 @@ class PlanTable:
         known = [kind for kinds in self.kinds.values() for kind in kinds]
         planned = {id(kind.plan.partition) if kind.plan is not None else id(kind) for kind in known}
         if len(planned) >= _KINDS or len(known) >= _SHAPES:
-            return CallKind(reason=f"it is called in more than {len(known)} ways"), None
+            return CallKind(reason=f"it is called with more than {len(known)} signatures"), None
         earlier = (*(kind.plan for kind in found if kind.plan is not None), *self.former[::-1])
         made = self._make_plan(model, call, earlier_plans=earlier)
         self.kinds.setdefault(key, []).append(made)
         return made, None if made.plan is None else made.samples(call.tensors)
 
     def _find_planning_limit(self, key: Any) -> str:
-        """Why calls that differ from others in plain values only are planned for no more; '' where they are."""
+        """Return why calls that differ from others in plain values only are not planned any more; '' where they are."""
         alike = [kind for other, kinds in self.kinds.items() if differ_in_values(other, key) for kind in kinds]
         hopeless = [kind for kind in alike if kind.plan is None]
         if len(hopeless) >= _FLEETING:
@@ -107,11 +107,11 @@ class PlanTable:
         return FallbackReason.CHANGING_ARGUMENTS if len(unused) >= _FLEETING else ""
 
     def select_variant(self, model: nn.Module, kind: CallKind, samples: int, args: Any, kwargs: Any) -> CallKind | None:
-        """The kind for the way that random numbers send a call; None where there is no plan for it."""
+        """Return the kind for the branches that random numbers select; None where it has no plan."""
         assert kind.plan is not None
         if kind.plan.branches is None:
             return kind
-        run_random_calls()  # from now on nobody draws before this call does
+        run_random_calls()  # no draw may come before those of this call
         bound = bind(model, args, kwargs)
         found = kind.find_variant(model, bound, samples)
         if found is None and len(kind.variants) < _WAYS:
@@ -126,7 +126,7 @@ class PlanTable:
         return found
 
     def drop(self, kind: CallKind) -> bool:
-        """The program has changed the model: plan again for what it is now; False where it does so ever again."""
+        """Drop a plan after the script has changed the model; False where that happens too often."""
         if len(self.former) >= _CHANGES or kind.plan is None:
             return False
         self.former.append(kind.plan)
@@ -135,20 +135,20 @@ class PlanTable:
         return True
 
     def record_step(self, kind: CallKind, ran: ExecutedStep, step_ms: float, samples: int) -> None:
-        """A step has run by the plan of a kind."""
+        """Record a step that ran by the plan of a kind."""
         if kind.plan is None:
             return
         if samples == kind.plan.batch.size:
             kind.timings.add(kind.plan, ran, step_ms, max(_CHOOSING * kind.planning_ms, _LEAST_MS))
         if kind.plan is not self.reported:
             told = self._reported_kind()
-            if told is None or kind.timings.count > told.timings.count:  # most steps are by this one
+            if told is None or kind.timings.count > told.timings.count:  # most steps run by this one
                 self._report(kind.plan)
         if kind.plan is self.reported:
             self.journal.record_time(step_ms)
 
     def describe_plan(self) -> str:
-        """The plan that the journal tells of, with what is expected of it now; '' where there is none any more."""
+        """Describe the plan in the journal, with its present prediction; '' where there is none any more."""
         kind = self._reported_kind()
         return "" if kind is None or kind.plan is None else str(kind.timings.apply_to(kind.plan))
 
@@ -157,7 +157,7 @@ class PlanTable:
         return next((one for one in everyone if one is not None and one.plan is self.reported), None)
 
     def replan(self, kind: CallKind, model: nn.Module, args: Any, kwargs: Any) -> None:
-        """Steps of a kind have shown that work is not divided as planned: divide it again, if that is worth it."""
+        """Plan a kind again after steps have shown an imbalance, if that is worth it."""
         assert kind.plan is not None
         before, began = kind.timings.apply_to(kind.plan), time.perf_counter()
         kind.timings.is_due = False
@@ -166,21 +166,21 @@ class PlanTable:
             with run_locally(), without_hooks(model), preserve_rng_state():
                 plan = self.planner(model, args, kwargs, measured_plan=before)
             self._check(plan)
-        except Exception:  # the one that runs is as good as it was
+        except Exception:  # the present plan stays
             return
         if plan is before:
             return
         if kind.plan is self.reported:
             self._report(plan)
         kind.change(plan)
-        took = f"{before.step_ms:.0f} ms by the last, planned again in {time.perf_counter() - began:.1f} s"
+        took = f"{before.step_ms:.0f} ms by the previous plan, replanned in {time.perf_counter() - began:.1f} s"
         self.managed.say(f"{self.managed.name}: {plan} ({took})")
 
     def find_whole_batch(self, kind: CallKind, model: nn.Module, call: ModelCall, reason: str) -> CallKind | None:
-        """The same calls for a loss that does not split: with all samples in it at once, or in all of the step."""
+        """Return the kind for a loss that does not split: the whole batch in the loss, or in the whole step."""
         if kind.plan is None or kind.plan.single_micro_batch_reason or kind.plan.forms.own_statistics:
             return None
-        if kind.plan.uses_host_rng:  # what it draws from NumPy is drawn ahead for micro-batches only
+        if kind.plan.uses_host_rng:  # NumPy's random numbers are drawn ahead for micro-batches only
             return None
         tailed = kind.whole_batch is not None and kind.whole_batch.plan is not None and kind.whole_batch.plan.tail
         if kind.whole_batch is None or (tailed and kind.whole_batch.failures > 1):
@@ -197,12 +197,12 @@ class PlanTable:
         return kind.whole_batch if fits and goes else None
 
     def learn_outputs(self, kind: CallKind, model: nn.Module, samples: int, output: Any) -> None:
-        """See what calls of a kind return."""
+        """Record the output spec of calls of a kind."""
         assert kind.plan is not None
         try:
             outline = OutputSpec.of(self.attributes.collect(kind.plan, model, output))
         except UnsupportedValueError as error:
-            kind.plan, kind.reason = None, f"what it returns cannot be made again: {error}"
+            kind.plan, kind.reason = None, f"its output cannot be rebuilt: {error}"
             return
         if len(outline.metas) != len(kind.plan.graph.outputs()):
             kind.plan, kind.reason = None, FallbackReason.RETURNS_OTHER_TENSORS
@@ -222,20 +222,20 @@ class PlanTable:
             finally:
                 changed = contents.restore()
             if changed:
-                raise UnplannableError(f"it changes objects that it is given: {changed}")
+                raise UnplannableError(f"it modifies its arguments: {changed}")
             self._check(plan)
-        except ScheduleError:  # what was asked for cannot be: the user is to know
+        except ScheduleError:  # the requested schedule is impossible: the user must know
             raise
         except (UnplannableError, GeminiError) as error:
             reason = describe_planning_error(error)
         except Exception as error:
-            self._planning_error = error  # if the call itself fails too, it is a matter of the program's
+            self._planning_error = error  # if the call itself fails too, it is an error of user code
             return CallKind(None, f"{_FAILED}{describe_failure(error)}", shapes)
         else:
             if not self.journal.plan:
                 self._report(plan)
             if plan.single_micro_batch_reason:
-                text = f"{self.managed.name} runs a batch as one micro-batch: {plan.single_micro_batch_reason}"
+                text = f"{self.managed.name} runs a batch as a single micro-batch: {plan.single_micro_batch_reason}"
                 self.managed.record.say(text, once=plan.single_micro_batch_reason)
             self._log_plan(plan, f"planned in {time.perf_counter() - began:.1f} s")
             return CallKind(plan, "", shapes, planning_ms=(time.perf_counter() - began) * 1e3)
@@ -245,7 +245,7 @@ class PlanTable:
     def _log_plan(self, plan: StepPlan, took: str) -> None:
         self._plans_logged += 1
         if self._plans_logged <= _SAID:
-            rest = "; no line for plans of more sizes" if self._plans_logged == _SAID else ""
+            rest = "; further plans are not logged" if self._plans_logged == _SAID else ""
             self.managed.say(f"{self.managed.name}: {plan} ({took}{rest})")
 
     def _report(self, plan: StepPlan) -> None:
@@ -253,10 +253,12 @@ class PlanTable:
         self.journal.describe_plan_by(self.describe_plan)
 
     def _log_single_batch(self, reason: str) -> None:
-        self.managed.record.say(f"{self.managed.name} runs a batch as one: {reason}", once=_NUMBERS.sub("", reason))
+        self.managed.record.say(
+            f"{self.managed.name} runs a batch as a single micro-batch: {reason}", once=_NUMBERS.sub("", reason)
+        )
 
     def end_fallback(self, *, has_failed: bool) -> None:
-        """A call has been made in another way: if it has not failed as well, tell that planning has; else try again."""
+        """Report a failed planning after the call has run in another way; if the call failed too, plan again later."""
         error, self._planning_error = self._planning_error, None
         if error is None:
             return
@@ -270,7 +272,7 @@ class PlanTable:
     def _check(self, plan: Any) -> None:
         sources = [node for ref in plan.graph.outputs() if (node := plan.graph.nodes[ref.node]).is_source]
         if plan.writes_buffers and any(node.kind == "buffer" for node in sources):
-            raise UnplannableError("it returns one of its buffers as it is, and writes buffers")
+            raise UnplannableError("it returns one of its buffers unchanged, and writes buffers")
         if plan.micro_batches < 2 and not plan.single_micro_batch_reason:
             raise UnplannableError("there is only one sample")
         port_names(plan)

@@ -1,9 +1,9 @@
-"""Leaving: attributes that a call leaves in the model, and arguments that it returns as they are.
+"""Returned attributes: attributes that a call assigns to modules, and arguments that it returns unchanged.
 
-Stages set no attributes. What a call would set is a result of the plan's graph, beside the model's output; the
-program's own module gets it when the call is made, as a deferred tensor like those of the output. Calls that run by a
-plan do not read such an attribute: while a step runs or the call is made again, an earlier value stands in, and nothing
-looks changed.
+Stages assign no attributes. The value that a call would assign is a result of the plan's graph, beside the model's
+output; the script's module gets it when the call is made, as a deferred tensor like those of the output. Calls that run
+by a plan do not read such an attribute: while a step runs or is repeated, an earlier value takes its place, and guards
+see no change.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _MISSING: Any = object()
 
 
 class ReturnedAttributes:
-    """The attributes that calls of one model leave."""
+    """The attributes that calls of one model assign."""
 
     def __init__(self) -> None:
-        self._given: dict[AttributeWrite, Any] = {}  # what was set last, and may not be known yet
-        self._earlier: dict[AttributeWrite, Any] = {}  # what a call that was made at once has set
+        self._given: dict[AttributeWrite, Any] = {}  # assigned last, possibly deferred
+        self._earlier: dict[AttributeWrite, Any] = {}  # assigned by an eager call
 
     def collect(self, plan: StepPlan, model: nn.Module, output: Any) -> Any:
-        """All that a call has given which was made at once: its output, and attributes beside it."""
+        """Return all results of an eager call: its output, and the attributes that it assigned."""
         if not plan.attribute_writes:
             return output
         values = self.values(plan, model)
@@ -40,7 +40,7 @@ class ReturnedAttributes:
         return output, values
 
     def assign(self, plan: StepPlan, model: nn.Module, made: Any) -> Any:
-        """Set the attributes; the output alone."""
+        """Assign the attributes; return the output alone."""
         if not plan.attribute_writes:
             return made
         output, values = made
@@ -66,7 +66,7 @@ class ReturnedAttributes:
         return tuple(_get_attribute(model, left) for left in plan.attribute_writes)
 
     def hide(self, model: nn.Module) -> AbstractContextManager[None]:
-        """With earlier values in the place of those that were set here; not of what the program has set."""
+        """Inside, earlier values take the place of those assigned here, but not of those that the script assigned."""
         return self._hide(model) if self._given else nullcontext()
 
     @contextmanager
@@ -81,11 +81,11 @@ class ReturnedAttributes:
                 _set_attribute(model, left, value)
 
     def is_assigned(self, value: Any) -> bool:
-        """Whether this is what a call has left."""
+        """Whether a call has assigned this value."""
         return any(value is one for one in self._given.values())
 
     def materialize(self, model: nn.Module) -> None:
-        """Have real tensors in all attributes: somebody is about to look at the model itself."""
+        """Make the tensors in all attributes real: the model itself is about to be inspected."""
         for left, value in [*self._given.items()]:
             if _get_attribute(model, left) is value:
                 real = materialize(value) if isinstance(value, torch.Tensor) else value
@@ -94,7 +94,7 @@ class ReturnedAttributes:
 
 
 def passthrough_tensors(plan: StepPlan, model: nn.Module, args: Any, kwargs: Any) -> dict[int, torch.Tensor]:
-    """The arguments, and tensors of the model, that are in its output as they are, by their place there."""
+    """Return the arguments, and tensors of the model, that are in its output unchanged, by their place there."""
     if not plan.returned_sources:
         return {}
     execution = Execution(plan.graph, model, bind(model, args, kwargs))

@@ -1,4 +1,4 @@
-"""Installing: the stages of a plan in the workers, once for all kinds of calls whose stages are the same."""
+"""Stage installation: the stages of a plan in the workers, once for all kinds of calls with the same stages."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def get_executor(kind: CallKind, prepared: PreparedLoss, known: Iterable[CallKind], managed: PlacedModel) -> Executor:
-    """The stages in the workers, with the factors that this loss needs; `known` kinds may have them already."""
+    """Return the stages in the workers, with the weights that this loss needs; `known` kinds may share theirs."""
     assert kind.plan is not None
     wanted = set(prepared.splitting.node_shares)
     if kind.executor is None or not wanted <= set(kind.shares):
@@ -39,22 +39,24 @@ def get_executor(kind: CallKind, prepared: PreparedLoss, known: Iterable[CallKin
         executor = Executor(managed.pool, managed.shared_parameters, program, piped.stage_tensors.follow)
         where = f"<stages of {type(piped.model).__name__}>"
         executor.install(piped.stages, {f"{where}/{name}": text for name, text in piped.sources.items()})
-        kind.executor = executor  # not before: stages that could not be sent are sent anew, or fail as they did
+        kind.executor = executor  # only now: stages that could not be sent are sent again
         _record_holdings(kind.plan, managed)
     return kind.executor
 
 
 def _record_holdings(plan: StepPlan, managed: PlacedModel) -> None:
-    """Have workers know what they have of a model, for the case that one is lost."""
+    """Record what workers hold of a model, for the message about the loss of one."""
     for one in plan.analysis.workers:
         stages = ", ".join(map(str, one.stages))
         word = "stage" if len(one.stages) == 1 else "stages"
         planned = format_bytes(one.memory.total_mb * MB)
-        managed.pool.workers[one.worker].holds[managed.name] = f"{word} {stages} of {managed.name} ({planned} planned)"
+        managed.pool.workers[one.worker].contents[managed.name] = (
+            f"{word} {stages} of {managed.name} ({planned} planned)"
+        )
 
 
 def _find_detached(plan: StepPlan) -> frozenset[int]:
-    """The stages in which nothing has a gradient: weights in them may only be looked at."""
+    """Return the stages in which nothing has a gradient: their weights are only read."""
     nodes = plan.graph.nodes
     return frozenset(
         stage
@@ -64,7 +66,7 @@ def _find_detached(plan: StepPlan) -> frozenset[int]:
 
 
 def _find_installed(kind: CallKind, piped: Piped, known: Iterable[CallKind]) -> Executor | None:
-    """The stages of another length, where their text is the same."""
+    """Return the installed stages of another sequence length, where their source is the same."""
     assert kind.plan is not None
     for other in known:
         if other is kind or other.executor is None or other.plan is None or other.shares != kind.shares:

@@ -1,10 +1,10 @@
-"""The executor: a model's stages in workers, and steps of it by any plan.
+"""The step executor: a model's stages in workers, and steps of it by any plan.
 
-    install    connections between workers, generated text, live stages; tensors of the model are in shared memory
+    install    connections between workers, generated source, live stages; tensors of the model are in shared memory
     run        inputs to the workers that read them ─► all workers at once ─► loss, gradients, handles of outputs
 
-A step is a transaction: where a stage raises or a worker fails, nothing has changed. What a stage raises is raised
-here, with a note of stage, micro-batch, module and generated line.
+A step is a transaction: where a stage raises or a worker fails, nothing has changed. The exception of a stage is raised
+in the controller, with a note of stage, micro-batch, module and generated line.
 """
 
 from __future__ import annotations
@@ -65,13 +65,13 @@ from gemini.step.lower_program import Lowered, lower
 from gemini.step.worker_program import Loss, StepProgram
 
 _TRAINING, _TRAINED = attrgetter("training"), attrgetter("requires_grad")
-# Programs that are gone, of which workers are told with the next that comes: an object may go in any thread.
+# Freed programs, sent to workers with the next one: objects are finalized in any thread.
 _retired_programs: weakref.WeakKeyDictionary[WorkerPool, deque[int]] = weakref.WeakKeyDictionary()
-_numbers = itertools.count(1)  # of programs, kinds of steps, and steps: no two of a process are the same
+_numbers = itertools.count(1)  # of programs, kinds of steps, and steps; unique in the process
 
 
 class _WorkerPart:
-    """What the controller knows of the part of a program that one worker has."""
+    """The controller's view of the part of a program that one worker runs."""
 
     def __init__(self, program: StepProgram, place: int, stages: Sequence[nn.Module]) -> None:
         self.numbers = program.stages_of(place)
@@ -83,7 +83,7 @@ class _WorkerPart:
         self.layouts: dict[int, GradientLayout] = {}  # by kind of step
 
     def news(self, are_known: bool) -> Any:
-        """Training flags and frozen parameters, if the worker does not know them yet."""
+        """Return training flags and frozen parameters, if the worker does not have them yet."""
         if are_known and self.known is not None:
             return None
         now = [(at, [*map(_TRAINING, modules)], [*map(_TRAINED, own)]) for at, modules, own in self._held]
@@ -103,10 +103,10 @@ class Executor:
         program: StepProgram,
         follow: Callable[[], None] | None = None,
     ) -> None:
-        """`follow` has stages hold what their model holds now."""
+        """`follow` updates the stages to the present contents of their model."""
         if program.nworkers > len(pool.workers):
             raise InvalidPlanError(
-                f"a plan for {program.nworkers} workers, there are {len(pool.workers)}\n"
+                f"a plan for {program.nworkers} workers, the pool has {len(pool.workers)}\n"
                 "    → start as many workers, or make a plan for those there are"
             )
         self.pool, self.shared_parameters, self.program, self._follow = pool, household, program, follow
@@ -119,14 +119,17 @@ class Executor:
         self._dropped: list[deque[int]] = [deque() for _ in self.workers]
         self._parameters: dict[int, nn.Parameter] = {}
         self._orders: dict[int, GradientOrder] = {}  # of gradients, by kind of step
-        self._places: TensorPositions | None = None  # the tensors of all stages
-        self._known_state: ModelStateLike | None = None  # the state of the model of which the workers know
+        self._places: TensorPositions | None = None  # of the tensors of all stages
+        self._known_state: ModelStateLike | None = None  # the model state that the workers have
         self._retired = _retired_programs.setdefault(pool, deque())
         call_when_freed(self, partial(self._retired.append, self.number))
 
     # ── installing ─────────────────────────────────────────────────────────────────────────────────────────────
     def install(self, stages: Sequence[nn.Module], texts: dict[str, str]) -> None:
-        """Give the workers their stages; `texts` are the generated files by path. Raises OurFault, or Astray."""
+        """Send the workers their stages; `texts` are the generated files by path.
+
+        Raises InternalFault or MisplacedTensor.
+        """
         self.stages, self._texts = list(stages), texts
         self._lowered.clear()
         self._orders.clear()
@@ -134,7 +137,7 @@ class Executor:
         self._last_kind = None
         gone = [self._retired.popleft() for _ in range(len(self._retired))]
         for worker in self.pool.workers if gone else ():
-            expect_done(worker, RetirePrograms(worker.next_number(), gone), "forget stages")
+            expect_done(worker, RetirePrograms(worker.next_number(), gone), "release stages")
         self._held = [
             [t for at in self.program.stages_of(w.index) for t in (*stages[at].parameters(), *stages[at].buffers())]
             for w in self.workers
@@ -146,14 +149,14 @@ class Executor:
             expect_done(
                 worker,
                 Sources(worker.next_number(), texts, collect_user_objects(texts.values())),
-                "take generated text",
+                "install generated source",
             )
             modules = {at: strip_uncalled_hooks(stages[at], self.program.called) for at in numbers}
             program = self.program
             expect_done(worker, Stages(
                 worker.next_number(), self.number, modules, program.interfaces, program.recompute, program.rng_patterns,
                 program.once,
-            ), "take stages")  # fmt: skip
+            ), "install stages")  # fmt: skip
         held = {id(parameter): parameter for stage in stages for parameter in stage.parameters()}
         for worker in self.workers:
             self._parameters.update(
@@ -165,7 +168,7 @@ class Executor:
         self._snapshots, self._moves = [ModuleState(stage) for stage in stages], self.shared_parameters.relocations
 
     def _ensure_shared(self, *, have_shapes: bool = False) -> None:
-        """See to it that all tensors are where workers see them; `have_shapes`: these are what they were."""
+        """Ensure that all tensors are in memory that workers see; `have_shapes`: their shapes have not changed."""
         if self._places is not None and self._places.hold(have_shapes=have_shapes):
             return
         for worker, held in zip(self.workers, self._held, strict=True):
@@ -173,9 +176,9 @@ class Executor:
         self._places = TensorPositions(self._tensors)
 
     def _refresh_stages(self, state: ModelStateLike | None) -> bool:
-        """Send the stages again where the program has changed them: a tensor that has moved, an attribute.
+        """Send the stages again where the script has changed them: a tensor that has moved, an attribute.
 
-        Whether workers know already all that follows from the state of the model.
+        Returns whether the workers already know the state of the model.
         """
         is_known = state is not None and state is self._known_state
         if not is_known and self._follow is not None:
@@ -192,8 +195,8 @@ class Executor:
         return is_known
 
     def _kind(self, loss: Loss | None) -> tuple[int, Lowered]:
-        """What workers do in steps with such a loss, or in evaluation without one; they are told once."""
-        if self._last_kind is not None and self._last_kind[0] is loss:  # the very object
+        """Return the tasks of steps with such a loss, or of evaluation without one; they are sent once."""
+        if self._last_kind is not None and self._last_kind[0] is loss:  # identity
             return self._last_kind[1]
         key = None if loss is None else loss.signature()
         if key not in self._lowered:
@@ -206,24 +209,24 @@ class Executor:
                 expect_done(worker, Tasks(
                     worker.next_number(), number, self.number, worker.index, tasks, lowered.readers, loss,
                     lowered.loss_stage, lowered.frozen, lowered.tail,
-                ), "take a plan")  # fmt: skip
+                ), "install a plan")  # fmt: skip
             self._lowered[key] = number, lowered
         self._last_kind = loss, self._lowered[key]
         return self._lowered[key]
 
     def _check_frozen(self) -> None:
-        """A stage without a backward must train nothing, unless nothing in it has a gradient."""
+        """Raise where a stage without a backward trains parameters."""
         without = self.program.frozen - self.program.detached
         wrong = [at for at in without if any(p.requires_grad for p in self.stages[at].parameters())]
         if wrong:
             raise InvalidPlanError(
                 f"stages {wrong} train parameters, and have no backward in the plan\n"
-                "    → freeze their parameters (requires_grad_(False)), or give a plan with their backward"
+                "    → freeze their parameters (requires_grad_(False)), or use a plan with their backward"
             )
 
     # ── a step ─────────────────────────────────────────────────────────────────────────────────────────────────
     def run(self, request: StepRequest) -> ExecutedStep:
-        """Run a step on all workers. Raises what a stage raises, OurFault where ours fails, WorkerError."""
+        """Run a step on all workers. Raises the exception of a stage, InternalFault or WorkerError."""
         if len(request.sizes) != self.program.micro_batches:
             raise InvalidPlanError(
                 f"a plan for {self.program.micro_batches} micro-batches, the step has {len(request.sizes)}\n"
@@ -241,7 +244,7 @@ class Executor:
             lambda number: AbortStep(number, step), request.timeout,
         )  # fmt: skip
         self._check(replies)
-        # In the order of the workers, not of their answers: sums over workers are then the same in every run.
+        # In the order of the workers, not of their replies: sums over workers are deterministic.
         return self._result({worker: replies[worker] for worker in self.workers}, request, kind[0], step)
 
     def _request(  # noqa: PLR0917
@@ -253,7 +256,7 @@ class Executor:
         region: Any,
         is_known: bool,
     ) -> Step:
-        """The step for one worker: only what its stages read."""
+        """Build the step for one worker: only the values that its stages read."""
         part, (key, lowered) = self._parts[worker.index], kind
         worker.link.transport.release_borrowed()
         inputs, numbers, operands = [], [], []
@@ -281,7 +284,7 @@ class Executor:
         )  # fmt: skip
 
     def _check(self, replies: dict[WorkerHandle, Any]) -> None:
-        """Raise what has gone wrong, if anything: what a stage has raised before what follows from it."""
+        """Raise the first failure: the exception of a stage before its consequences."""
         failed = {worker: reply for worker, reply in replies.items() if not isinstance(reply, Stepped)}
         if not failed:
             return
@@ -299,9 +302,9 @@ class Executor:
         raise InternalFault("the step was interrupted")
 
     def _announce_gradients(self, kind: int, request: StepRequest) -> None:
-        """Tell of the gradients that will come, if they lie where they did in the last step.
+        """Announce the gradients of this step, if they will lie where they did in the last one.
 
-        All that it takes is still at hand. Later it would take thrice as long: workers will have used the caches.
+        Done while the objects are in the CPU caches: after the step, which evicts them, it takes three times as long.
         """
         order, gradients = self._orders.get(kind), list[torch.Tensor]()
         if request.announce is None or order is None or order.has_sums:
@@ -314,9 +317,9 @@ class Executor:
             gradients += found
         request.announce(order.owners, gradients)
 
-    # ── what it gave ───────────────────────────────────────────────────────────────────────────────────────────
+    # ── results ───────────────────────────────────────────────────────────────────────────────────────────
     def _gradients(self, worker: WorkerHandle, reply: Stepped, kind: int) -> tuple[GradientLayout, list[torch.Tensor]]:
-        """Those of one worker, in its memory."""
+        """Return the gradients of one worker, in its memory."""
         layouts = self._parts[worker.index].layouts
         if reply.gradients is not None:
             layouts[kind] = GradientLayout(reply.layout, reply.gradients)
@@ -351,7 +354,7 @@ class Executor:
     def _order(
         self, kind: int, layouts: list[GradientLayout], loose: list[list[int]], request: StepRequest
     ) -> GradientOrder:
-        """Whose the gradients are."""
+        """Return the parameters of the gradients."""
         known = self._orders.get(kind)
         if known is not None and known.layouts == layouts and not any(loose):
             return known
@@ -361,7 +364,7 @@ class Executor:
         return made
 
     def _loss_parameters(self, request: StepRequest) -> dict[int, Any]:
-        """Parameters of other models that the loss uses."""
+        """Return parameters of other models that the loss uses."""
         tensors = [whole.tensor for whole in request.operands.values()]
         held = [(worker.link.shared_numbers.get(id(tensor)), tensor) for worker in self.workers for tensor in tensors]
         return {number: tensor for number, tensor in held if number is not None}
@@ -379,7 +382,7 @@ class Executor:
         result.outputs = {name: RemoteOutput(fetch, name) for name in names}
 
     def _fetch(self, step: int, name: str, how: tuple[Any, ...], places: list[int]) -> torch.Tensor:
-        """A value from the worker that has it; parts that several workers have are put together."""
+        """Fetch a value from its worker; parts in several workers are combined."""
         parts: dict[int, torch.Tensor] = {}
         for place in places:
             worker = self.workers[place]
@@ -392,7 +395,7 @@ class Executor:
         return found[0] if len(places) == 1 else combine_parts(found, how)
 
     def _find_places(self, name: str, loss_stage: int) -> list[int]:
-        """Who has a value: of the tape, the workers that the loss of that step ran on."""
+        """Return the workers that hold a value: for one of the tape, those that ran the loss of that step."""
         if name.startswith("#"):
             stages = {loss_stage}
         else:
@@ -402,7 +405,7 @@ class Executor:
 
 @functools.lru_cache(maxsize=256)
 def _plain_dim(dim: Any) -> Any:
-    """How samples lie, as plain data."""
+    """Return a batch layout as plain data."""
     return astuple(dim) if isinstance(dim, (Shard, SampleIndices)) else dim
 
 
@@ -411,12 +414,12 @@ def _select_rng_state(generator: bytes | Sequence[bytes], place: int) -> bytes:
 
 
 def _encode_region(region: Region) -> Any:
-    """A region as plain data, and the switches of torch."""
+    """Return a region and the torch flags as plain data."""
     return region.grad, region.inference, region.autocast, torch_flags.current_flags()
 
 
 def expect_done(worker: WorkerHandle, request: Any, what: str) -> None:
-    """Ask for something that is answered by Done."""
+    """Send a request that is answered by Done."""
     reply = worker.ask(request, what)
     if not isinstance(reply, Done):
         raise InternalFault(f"worker {worker.index}: {getattr(reply, 'reason', reply)!s:.2000}")

@@ -1,6 +1,6 @@
-"""Generators: the states of those that a step draws from, and the state in which it leaves the program's.
+"""Step generators: the random generator states that a step starts from, and the state that it leaves.
 
-A worker on a device draws from the generator of that device as well as from the CPU's, so states are of both.
+A worker on a device uses the generator of that device as well as the CPU's, so states include both.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from gemini.runtime.eager.placed_model import PlacedModel
 
 
 def rng_states_for(plan: StepPlan, managed: PlacedModel) -> bytes | list[bytes]:
-    """The states for a step: the program's own, or one a worker seeded by it; none where nothing is drawn."""
+    """Return the states for a step: the script's own, or one per worker seeded from it; empty without randomness."""
     if not plan.uses_torch_rng:
         return b""
     devices = [worker.device for worker in managed.pool.workers[: plan.schedule.ndevs]]
@@ -25,14 +25,14 @@ def rng_states_for(plan: StepPlan, managed: PlacedModel) -> bytes | list[bytes]:
 
 
 def apply_rng_state(plan: StepPlan, managed: PlacedModel, state: bytes) -> None:
-    """Put the program's generators in the state in which a step has left those of the workers."""
+    """Set the script's generators to the state in which a step has left those of the workers."""
     if any(plan.rng_patterns) and state:
         device = managed.pool.workers[0].device
         set_state(state, device, _seed_device(device, managed))
 
 
 def _seed_device(device: Device, managed: PlacedModel) -> torch.device:
-    """Whose generator the model uses in one process; workers that run plans are all on one device."""
+    """Return the device whose generator the model uses in one process; workers of plans are all on one device."""
     outside = managed.shared_parameters.outside
     return outside if outside.type == device.where.type else device.where
 

@@ -1,4 +1,4 @@
-"""A step as the controller asks for it, and what it gives."""
+"""Step request and result: a step as the controller requests it, and what it returns."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ if TYPE_CHECKING:
 
 
 class WholeTensor(NamedTuple):
-    """A tensor of the whole batch, and the dimension that counts samples; None: every micro-batch gets all of it."""
+    """A tensor of the whole batch, and its batch dimension; None: every micro-batch gets all of it."""
 
     tensor: torch.Tensor
     dim: int | Shard | SampleIndices | None
 
 
 class PerMicrobatch(NamedTuple):
-    """A number that differs from micro-batch to micro-batch."""
+    """A number that differs between micro-batches."""
 
     values: tuple[Any, ...]
 
 
 class TraceEvent(NamedTuple):
-    """Something that a worker did: F, B, I or W, or that it waited for what an action needs. Seconds."""
+    """An action of a worker (F, B, I or W), or its wait for the inputs of one. Seconds."""
 
     worker: int
     kind: str
@@ -53,19 +53,19 @@ class ModelStateLike(Protocol):
     """The state that a model was in when it was called."""
 
     def holds(self) -> bool:
-        """Whether it is so still: every attribute and tensor of a module is the very object that it was."""
+        """Whether it still holds: every attribute and tensor of a module is the same object."""
 
     def covers(self, modules: Iterable[nn.Module]) -> bool:
-        """Whether it says so of these modules."""
+        """Whether it includes these modules."""
 
 
 @dataclass
 class StepRequest:
     """One step.
 
-    `inputs` are by port; `sizes` the samples of each micro-batch. `shares[micro-batch]` are the factors of reductions
+    `inputs` are by port; `sizes` the samples of each micro-batch. `shares[micro-batch]` are the weights of reductions
     over samples in the generated stages, by their number there; `op_shares[op][micro-batch]` those of ops of the loss;
-    both as `weigh` takes them. Outputs in `keep`, by port, stay in the workers until their handles are gone.
+    both as `weigh` takes them. Outputs in `keep`, by port, stay in the workers until their handles are freed.
     """
 
     inputs: dict[str, WholeTensor | PerMicrobatch]
@@ -76,21 +76,21 @@ class StepRequest:
     shares: Sequence[Sequence[Any]] = ()
     op_shares: Mapping[int, Sequence[Any]] = field(default_factory=dict)
     keep: tuple[str, ...] = ()
-    generator: bytes | Sequence[bytes] = b""  # the state that draws begin with; or one a worker, each its own
+    generator: bytes | Sequence[bytes] = b""  # the initial state; or one per worker
     timeout: float = 0.0
-    state: ModelStateLike | None = None  # the object is another one where anything of the model has changed
-    # Called before the workers compute, where it is known: owners of gradients, and where these will be.
+    state: ModelStateLike | None = None  # a new object after any change of the model
+    # Called before the workers compute, where the memory of the gradients is known: owners, gradients.
     announce: Callable[[Sequence[nn.Parameter], list[torch.Tensor]], None] | None = None
 
 
 class RemoteOutput:
-    """A value that has stayed in its worker; fetched when it is asked for, dropped when this object is gone."""
+    """A value that has stayed in its worker; fetched on request, released with this object."""
 
     def __init__(self, fetch: Callable[..., torch.Tensor], name: str) -> None:
         self._fetch, self.name = fetch, name
 
     def join(self, kind: Kind, weights: Sequence[float] | None = None) -> torch.Tensor:
-        """As its kind says; `weights` are those of a mean, one a micro-batch."""
+        """Assemble the value by its batch kind; `weights` are those of a mean, one per micro-batch."""
         if isinstance(kind, Shard):
             return self._fetch(self.name, ("join", kind))
         if isinstance(kind, Replicate):
@@ -99,23 +99,23 @@ class RemoteOutput:
             return self._fetch(self.name, ("sum", list(weights)))
         if isinstance(kind, Partial):
             return self.sum()
-        raise InternalFault(f"a {type(kind).__name__} value cannot be put together from micro-batches")
+        raise InternalFault(f"a {type(kind).__name__} value cannot be assembled from micro-batches")
 
     def concatenate(self, dim: int) -> torch.Tensor:
-        """Of all micro-batches, one after the other."""
+        """Concatenate the parts of all micro-batches."""
         return self._fetch(self.name, ("join", Shard(dim)))
 
     def sum(self) -> torch.Tensor:
-        """The sum over micro-batches."""
+        """Sum the parts of all micro-batches."""
         return self._fetch(self.name, ("sum",))
 
     def first(self) -> torch.Tensor:
-        """Of the first micro-batch: where all are the same."""
+        """Return the part of the first micro-batch: all are the same."""
         return self._fetch(self.name, ("first",))
 
 
 class RetainedOutputs:
-    """All outputs of one step; workers are told when the last of them is gone."""
+    """All outputs of one step; workers release them when the last handle is freed."""
 
     def __init__(self, step: int, dropped: Sequence[deque[int]]) -> None:
         self.step = step
@@ -124,30 +124,30 @@ class RetainedOutputs:
 
 @dataclass
 class ExecutedStep:
-    """What a step gave. Gradients are tensors in the memory in which workers summed them up."""
+    """The result of a step. Gradients are tensors in the memory in which workers summed them."""
 
     root: torch.Tensor | None
-    owners: Sequence[nn.Parameter] = ()  # whose gradients there are; the same object where they are those of before
+    owners: Sequence[nn.Parameter] = ()  # owners of the gradients; the same object while they do not change
     tensors: list[torch.Tensor] = field(default_factory=list)  # the gradients
     input_gradients: dict[str, torch.Tensor] = field(default_factory=dict)  # by port
     operand_gradients: dict[int, torch.Tensor] = field(default_factory=dict)
     outputs: dict[str, RemoteOutput] = field(default_factory=dict)  # by port; values of the tape as '#number'
     generator: bytes = b""
-    worker_traces: list[tuple[int, bytes]] = field(default_factory=list)  # events of each worker, as it tells them
+    worker_traces: list[tuple[int, bytes]] = field(default_factory=list)  # encoded events of each worker
 
     @property
     def gradients(self) -> list[tuple[nn.Parameter, torch.Tensor]]:
-        """By parameter."""
+        """Gradients by parameter."""
         return [*zip(self.owners, self.tensors, strict=True)]
 
     @property
     def trace(self) -> list[TraceEvent]:
-        """What all workers did."""
+        """The events of all workers."""
         return decode_events(self.worker_traces)
 
 
 def decode_events(told: Sequence[tuple[int, bytes]]) -> list[TraceEvent]:
-    """What workers did, as each tells it."""
+    """Decode the events of workers."""
     return [TraceEvent(place, *event) for place, events in told for event in marshal.loads(events)]
 
 
@@ -155,9 +155,9 @@ def bind_inputs(
     wiring: ValueRoutes, model: nn.Module, bound: dict[str, Any], dims: dict[int, int | None], sizes: Sequence[int],
     *, and_all: bool = False,
 ) -> dict[str, WholeTensor | PerMicrobatch]:  # fmt: skip
-    """The values of all ports that come with a call; `dims` by identity of its tensors.
+    """Return the values of all ports that a call provides; `dims` by identity of its tensors.
 
-    `and_all`: of a number, that of the whole batch follows those of the micro-batches.
+    `and_all`: for a number, the value of the whole batch follows those of the micro-batches.
     """
     total = sum(sizes)
     found: dict[str, WholeTensor | PerMicrobatch] = {}
@@ -169,12 +169,12 @@ def bind_inputs(
             dim = dims.get(id(value))
             if dim is not None and total and value.shape[dim] % total:
                 raise InternalFault(
-                    f"{port.name} has {value.shape[dim]} entries for {total} samples: none may be left out"
+                    f"{port.name} has {value.shape[dim]} entries for {total} samples: no remainder is allowed"
                 )
             found[port.name] = WholeTensor(value, dim)
         else:
             numbers.append(port)
-    if numbers:  # sizes of a micro-batch are not those of the batch
+    if numbers:  # sizes of a micro-batch differ from those of the batch
         each: dict[str, list[Any]] = {port.name: [] for port in numbers}
         start = 0
         for size in sizes:

@@ -1,4 +1,4 @@
-"""Results: what workers say a step gave, in the words of the deferred call."""
+"""Step result: the result of the executor as the result of a deferred call."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def to_step_result(  # noqa: PLR0917
     ran: Ran,
     means: Mapping[int, list[float]],
 ) -> StepResult:
-    """What a step gave, in the words of the deferred call; `means`: the weights of those that stay in workers."""
+    """Convert an executed step; `means`: the weights of means among the values that workers retain."""
     assert prepared.loss is not None
     assert ran.root is not None
     parameters = _in_order(kind, pending.runner.parameters, ran.owners, ran.tensors)
-    ran.tensors = []  # they are nobody else's any more
+    ran.tensors = []  # the only references
     inputs = _of_inputs(kind, pending, bound, ran.input_gradients) if ran.input_gradients else {}
     names = {number: f"#{number}" for number in prepared.loss.keep}
     names |= {number: name for number, name in prepared.loss.ports.items() if name in prepared.keep}
@@ -45,7 +45,7 @@ def to_step_result(  # noqa: PLR0917
 def _of_inputs(
     kind: CallKind, pending: PendingCall, bound: dict[str, Any], found: Mapping[str, torch.Tensor]
 ) -> dict[int, torch.Tensor | None]:
-    """Gradients of inputs by place, of those by port."""
+    """Return gradients of inputs by place, from those by port."""
     plan = kind.plan
     assert plan is not None
     places = {id(tensor): at for at, tensor in enumerate(pending.inputs)}
@@ -59,14 +59,14 @@ def _of_inputs(
 def announce_gradients(
     kind: CallKind, pending: PendingCall, root: int, owners: Sequence[nn.Parameter], tensors: list[torch.Tensor]
 ) -> None:
-    """Before workers compute: tell the deferred call where the gradients of parameters will be."""
+    """Pass the memory of the parameters' gradients to the deferred call, before workers compute them."""
     pending.assign_early(root, _in_order(kind, pending.runner.parameters, owners, tensors))
 
 
 def _in_order(
     kind: CallKind, wanted: list[torch.Tensor], owners: Sequence[nn.Parameter], tensors: list[torch.Tensor]
 ) -> list[torch.Tensor | None]:
-    """The gradients of the parameters that are wanted."""
+    """Return the gradients in the order of the wanted parameters."""
     known = kind.order
     if known is None or known[0] is not owners or known[1] is not wanted:
         places = {id(parameter): at for at, parameter in enumerate(owners)}

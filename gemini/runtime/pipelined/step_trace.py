@@ -1,7 +1,7 @@
-"""The trace of a step: what every worker did and when, beside what was planned.
+"""Step trace: what every worker did and when, beside the plan.
 
-step.json     for https://ui.perfetto.dev: a slice for every action, arrows along dependencies
-step.png      planned above, measured below, on one scale of time
+step.json     for https://ui.perfetto.dev: a slice per action, arrows along dependencies
+step.png      planned above, measured below, on one time scale
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ class StepTrace:
 
     planned: SchedPlan
     measured: SchedPlan
-    step_ms: float  # as the program saw it, from the request to the last gradient
+    step_ms: float  # in the controller, from the request to the last gradient
     predicted_ms: float
-    peak_mb: tuple[float, ...] = ()  # of each worker, measured; empty where it was not
+    peak_mb: tuple[float, ...] = ()  # measured per worker; may be empty
     predicted_mb: tuple[float, ...] = ()
-    profiled_ms: float = 0.0  # what was predicted before any step had run; 0 where that is the same
+    profiled_ms: float = 0.0  # predicted before any step had run; 0 where equal
 
     @property
     def bubble(self) -> float:
-        """The share of all workers' time in which they did nothing."""
+        """The share of all workers' time in which they were idle."""
         return _bubble(self.measured)
 
     def __str__(self) -> str:
@@ -61,15 +61,15 @@ class StepTrace:
     def _error(self, expected_ms: float) -> str:
         return f" ({self.step_ms / expected_ms - 1:+.1%})" if expected_ms else ""
 
-    # ── what stands over the pictures ──────────────────────────────────────────────────────────────────────────────
+    # ── captions ──────────────────────────────────────────────────────────────────────────────
     @property
     def planned_title(self) -> str:
-        """Over the plan."""
+        """The title of the plan."""
         return f"planned: {self.predicted_ms:.1f} ms"
 
     @property
     def planned_facts(self) -> tuple[tuple[str, str], ...]:
-        """Below it."""
+        """The figures below the plan."""
         facts = [("bubble", f"{_bubble(self.planned):.1%}")]
         if self.profiled_ms:
             facts.append(("by the profile alone", f"{self.profiled_ms:.1f} ms"))
@@ -79,12 +79,12 @@ class StepTrace:
 
     @property
     def measured_title(self) -> str:
-        """Over what was measured."""
+        """The title of the measurement."""
         return f"measured: {self.step_ms:.1f} ms{self._error(self.predicted_ms)}"
 
     @property
     def measured_facts(self) -> tuple[tuple[str, str], ...]:
-        """Below it."""
+        """The figures below the measurement."""
         inside = float(self.measured.nsteps)
         facts = [
             ("bubble", f"{self.bubble:.1%}"),
@@ -108,14 +108,14 @@ class StepTrace:
 
 
 def executed_plan(plan: SchedPlan, ran: Sequence[ExecutedAction]) -> SchedPlan:
-    """What ran, as a plan with the times it had; raises where it is not what was planned."""
+    """Return the executed actions as a plan with measured times; raises where they are not those of the plan."""
     originals = {block.action: block for block in plan}
     unplanned = [str(one.action) for one in ran if one.action not in originals]
     missing = originals.keys() - {one.action for one in ran}
     if unplanned or missing:
         raise InvalidPlanError(
             f"ran but not planned: {', '.join(unplanned[:8]) or 'nothing'}; planned but not run: "
-            f"{', '.join(map(str, sorted(missing)[:8])) or 'nothing'}\n    → give the plan that the step ran by"
+            f"{', '.join(map(str, sorted(missing)[:8])) or 'nothing'}\n    → pass the plan of the step"
         )
     found = SchedPlan(plan.ndevs)
     found.placement = plan.placement
@@ -132,10 +132,10 @@ def executed_plan(plan: SchedPlan, ran: Sequence[ExecutedAction]) -> SchedPlan:
 def build_trace(
     plan: StepPlan, events: Sequence[TraceEvent], step_ms: float, peak_mb: tuple[float, ...] = ()
 ) -> StepTrace:
-    """The timeline of a step beside what was expected of it; `peak_mb` is what each worker had, where that is known."""
+    """Return the timeline of a step beside its prediction; `peak_mb`: measured per worker, where known."""
     done = [event for event in events if event.kind in TYPES]
     first = min(event.begin for event in done)
-    copies = replicas(plan.schedule)  # whose micro-batches are several of ours, one through each
+    copies = replicas(plan.schedule)  # a micro-batch of the schedule is one per replica here
     ran = [
         ExecutedAction(
             event.worker,
@@ -157,7 +157,7 @@ def _bubble(plan: SchedPlan) -> float:
 
 
 def draw_comparison(trace: StepTrace, path: Path) -> Path:
-    """Planned and measured, one above the other, on one scale of time."""
+    """Draw planned and measured, one above the other, on one time scale."""
     try:
         import matplotlib.image
         import numpy as np
@@ -171,7 +171,7 @@ def draw_comparison(trace: StepTrace, path: Path) -> Path:
     planned, measured = timeline(trace.planned, trace.planned_title), timeline(trace.measured, trace.measured_title)
     timelines = [
         replace(planned, end=end, phases=None, units=("ms", "MB"), row_name="worker", facts=trace.planned_facts),
-        # Memory is not measured action by action: the plan's curve under measured times would pretend it is.
+        # Memory is not measured per action: the plan's curve under measured times would suggest it.
         replace(
             measured, end=end, phases=None, units=("ms", "MB"), row_name="worker", facts=trace.measured_facts,
             shows_memory=False,
