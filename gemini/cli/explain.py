@@ -23,13 +23,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the journal of the last run."""
-    from gemini.runtime.run_journal import read_newest
+    from gemini.report.journal_reader import read_newest
 
-    stories = read_newest(args.run_folder)
+    models = read_newest(args.run_folder)
     if args.json:
-        print(json.dumps([asdict(story) for story in stories], indent=1))
-    elif stories:
-        print("\n".join(str(story) for story in stories))
+        print(json.dumps([asdict(model) for model in models], indent=1))
+    elif models:
+        print("\n".join(str(model) for model in models))
     else:
         print("the last run trained no model with workers: it ran as under python")
     return 0

@@ -95,10 +95,10 @@ def _check(invocation: Invocation) -> bool:
     if not settings and not invocation.has("--config") and not os.environ.get("GEMINI_CONFIG"):
         return False
     from gemini.config.gemini_config import GeminiConfig
-    from gemini.planner.config_planner import check_schedule
+    from gemini.planner.config_planner import check_config
 
     config = GeminiConfig.load(invocation.last("--config"), flags=settings)
-    check_schedule(config)
+    check_config(config)
     return config.quiet
 
 

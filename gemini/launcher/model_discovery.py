@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from gemini.launcher.process.launch_session import Session
 
 _CALL = nn.Module.__call__
+_DISPATCH = "gemini.runtime.interception.dispatch"  # loaded when a model has workers
 _PATIENCE = 100_000  # calls of modules after which discovery gives up on parameters that no module uses
 _PARALLEL = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 ReplacementCall = Callable[..., Any]
@@ -105,8 +106,11 @@ class ModelDiscovery:
     def _check_module(self, module: nn.Module, parameters: list[nn.Parameter]) -> ReplacementCall | None:
         if isinstance(module, _PARALLEL):
             return None  # its forward calls the model
-        dispatch = sys.modules.get("gemini.runtime.interception.dispatch")
-        around = dispatch and dispatch.model_around(module)
+        around = None
+        if _DISPATCH in sys.modules:
+            from gemini.runtime.interception.dispatch import enclosing_model
+
+            around = enclosing_model(module)
         if around is not None:  # the program has added a module to a model with workers
             self.settle(around, managed=True)
             return None
@@ -132,9 +136,9 @@ class ModelDiscovery:
             return nn.Module.__call__(wrapper, *args, **kwargs)
         instead = self.check_call(model)
         if all(id(one) in self._with_workers for one in model.parameters() if one.requires_grad):
-            from gemini.runtime.interception.dispatch import unwrap
+            from gemini.runtime.interception.dispatch import call_wrapped_module
 
-            unwrap(wrapper, "_orig_mod")
+            call_wrapped_module(wrapper, "_orig_mod")
             return nn.Module.__call__(model, *args, **kwargs)
         if instead is not None and id(model) not in self._settled:  # not decided yet
             return instead(*args, **kwargs)
@@ -169,17 +173,21 @@ class ModelDiscovery:
 
     # ── interception of module calls ─────────────────────────────────────────────────────────────────────────────────
     def _watch(self) -> None:
-        dispatch = sys.modules.get("gemini.runtime.interception.dispatch")
         with PATCH_LOCK:
-            if dispatch is not None and nn.Module.__call__ is dispatch._call:
-                dispatch.ask_about_others(self.check_call)
-            elif nn.Module.__call__ is _CALL:
+            if _DISPATCH in sys.modules:
+                from gemini.runtime.interception import dispatch
+
+                if nn.Module.__call__ is dispatch._call:
+                    dispatch.set_discovery(self.check_call)
+                    return
+            if nn.Module.__call__ is _CALL:
                 nn.Module.__call__ = _intercepting_call(self)
 
     def _unwatch(self) -> None:
-        dispatch = sys.modules.get("gemini.runtime.interception.dispatch")
-        if dispatch is not None:
-            dispatch.ask_about_others(None)
+        if _DISPATCH in sys.modules:
+            from gemini.runtime.interception import dispatch
+
+            dispatch.set_discovery(None)
         self.stop_watching()
 
     def stop_watching(self) -> None:

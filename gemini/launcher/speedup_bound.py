@@ -41,7 +41,7 @@ def _measure_slowdown(model: nn.Module, args: Any, kwargs: Any, threads: int) ->
     saved = ModelSnapshot(model, watch=True)
     taken = []
     try:
-        with run_locally(), without_hooks(model), saved.watching():
+        with run_locally(), without_hooks(model), saved.watch_writes():
             for count in (before, threads, before):  # the first run is a warm-up
                 torch.set_num_threads(count)
                 inputs = call.arguments()

@@ -130,8 +130,9 @@ def _record_run(session: Session) -> None:
 
         from gemini.launcher.defaults import load_config
 
-        folder = Path(load_config(session, state.folder).run_folder).resolve()
-        if any(folder.glob("explain-*.json")):  # an earlier run, which `gemini explain` would report otherwise
+        config = load_config(session, state.folder)
+        folder = Path(config.run_folder).resolve()
+        if not config.dry_run and any(folder.glob("explain-*.json")):  # else no earlier run would be reported instead
             from gemini.runtime.run_journal import record_idle_run
 
             record_idle_run(folder)

@@ -39,7 +39,7 @@ class Verification:
         before, pending.state = pending.state, RAN  # a rerun, not the first execution
         try:
             with run_locally():
-                rerun = pending._again(connect=False)
+                rerun = pending._rerun(connect=False)
                 expected = rerun.values[root].detach()
                 gradients = rerun.differentiate(root, torch.ones_like(expected), False, [])
         finally:

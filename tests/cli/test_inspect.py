@@ -74,7 +74,7 @@ def test_a_broken_module_is_left_out_with_a_line(project: Path, capsys: pytest.C
     said = capsys.readouterr()
     assert "train.py:5" in said.out
     assert said.err.count("\n") == 1
-    assert "engine.py cannot be parsed: SyntaxError; it is left out" in said.err
+    assert "engine.py cannot be parsed: SyntaxError; it is skipped" in said.err
 
 
 def test_errors(project: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -37,7 +37,7 @@ def test_writes_checks_and_tells(target, tmp_path, capsys):
         main(["pipe", target, "--nparts", "2", "--analytic", "cpu", "--output", "stages", "--check", "--no-mixed"]) == 0
     )
     shown = capsys.readouterr().out
-    assert "check: sequential and detached run equal the model exactly" in shown
+    assert "check: the sequential and the detached run equal the model exactly" in shown
     assert "stages: 2 stages" in shown
     assert {path.name for path in (tmp_path / "stages").iterdir()} == {
         "manifest.json", "graph.json", "partition.json", "profile.json", "stage_0.py", "stage_1.py",

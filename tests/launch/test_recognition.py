@@ -163,7 +163,7 @@ def test_a_module_that_is_added_to_a_managed_model_is_a_part_of_it(found: ModelD
     model.append(net())
     found.register_optimizer(sgd(model))
     found.register_optimizer(sgd(other))
-    monkeypatch.setattr(dispatch, "_state", dispatch._State())
+    monkeypatch.setattr(dispatch, "_state", dispatch._DispatchState())
     dispatch._state.model = model
     model[-1](torch.randn(2, 4))
     assert not met(found)

@@ -52,18 +52,20 @@ def follow(name: str) -> None:
 
 
 def _patch_spawn(spawn: Any) -> None:
-    def greeted(data: dict[str, Any]) -> dict[str, Any]:
+    def add_installer(data: dict[str, Any]) -> dict[str, Any]:
         return {"gemini": HookInstaller(), **data}
 
-    patch_expression(spawn.get_preparation_data, "return d\n", "return _greeted(d)\n", _greeted=greeted)
+    patch_expression(
+        spawn.get_preparation_data, "return d\n", "return _add_installer(d)\n", _add_installer=add_installer
+    )
 
 
 def _patch_forkserver(forkserver: Any) -> None:
-    def greeting(program: str) -> str:
+    def prepend_installer(program: str) -> str:
         return f"exec({_INSTALL!r}, {_names()!r}); {program}"
 
     start = forkserver.ForkServer.ensure_running
-    patch_expression(start, "['-c', cmd]", "['-c', _greeting(cmd)]", _greeting=greeting)
+    patch_expression(start, "['-c', cmd]", "['-c', _prepend(cmd)]", _prepend=prepend_installer)
 
 
 def _names() -> dict[str, Any]:
@@ -77,12 +79,12 @@ _FOLLOWED = {"multiprocessing.spawn": _patch_spawn, "multiprocessing.forkserver"
 def _patch_runpy(hook: ImportHook) -> None:
     """Make `runpy.run_path` call the hook before it compiles a file."""
 
-    def instrumented(file: BufferedReader, name: Any) -> CodeType | None:
+    def instrument_file(file: BufferedReader, name: Any) -> CodeType | None:
         return _code(hook, file, name)
 
     function: Any = runpy._get_code_from_file  # type: ignore[attr-defined]
     patch_expression(
-        function, _COMPILED, f"(_instrumented_file(f, fname) or {_COMPILED})", _instrumented_file=instrumented
+        function, _COMPILED, f"(_instrumented_file(f, fname) or {_COMPILED})", _instrumented_file=instrument_file
     )
 
 
