@@ -45,65 +45,65 @@ class BatchLayout:
         """Return the sample dimension and factor of each input."""
         return list(zip(self.dims, self.factors or (1,) * len(self.dims), strict=True))
 
-    def count_samples(self, given: Sequence[torch.Tensor]) -> int | None:
+    def count_samples(self, inputs: Sequence[torch.Tensor]) -> int | None:
         """Return the number of samples of these tensors; None where they disagree or have none."""
         found = set()
-        for tensor, (dim, factor) in zip(given, self.sample_dims(), strict=True):
+        for tensor, (dim, factor) in zip(inputs, self.sample_dims(), strict=True):
             if dim is not None:
                 rows, rest = divmod(tensor.shape[dim], factor) if tensor.dim() > dim else (0, 1)
                 found.add(None if rest else rows)
         return found.pop() if len(found) == 1 else None
 
-    def narrow(self, given: Sequence[torch.Tensor], start: int, length: int) -> list[torch.Tensor]:
+    def narrow(self, inputs: Sequence[torch.Tensor], start: int, length: int) -> list[torch.Tensor]:
         """Return the inputs of a range of samples, as views."""
         return [
             tensor if dim is None else tensor.narrow(dim, start * factor, length * factor)
-            for tensor, (dim, factor) in zip(given, self.sample_dims(), strict=True)
+            for tensor, (dim, factor) in zip(inputs, self.sample_dims(), strict=True)
         ]
 
-    def copy(self, given: Sequence[torch.Tensor], start: int, length: int) -> list[torch.Tensor]:
+    def copy(self, inputs: Sequence[torch.Tensor], start: int, length: int) -> list[torch.Tensor]:
         """Return the inputs of a range of samples, as copies."""
         return [
             tensor if part is tensor else _like(part.detach().clone(), tensor)
-            for tensor, part in zip(given, self.narrow(given, start, length), strict=True)
+            for tensor, part in zip(inputs, self.narrow(inputs, start, length), strict=True)
         ]
 
-    def repeat(self, given: Sequence[torch.Tensor], count: int) -> list[torch.Tensor]:
+    def repeat(self, inputs: Sequence[torch.Tensor], count: int) -> list[torch.Tensor]:
         """Return the samples repeated `count` times."""
         return [
             _like(torch.cat([tensor.detach()] * count, dim), tensor) if dim is not None else tensor
-            for tensor, dim in zip(given, self.dims, strict=True)
+            for tensor, dim in zip(inputs, self.dims, strict=True)
         ]
 
-    def resize(self, given: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], int]:
+    def resize(self, inputs: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], int]:
         """Return a batch of another size, and that size."""
         if self.size == 1:
-            return self.repeat(given, 2), 2
+            return self.repeat(inputs, 2), 2
         half = self.size // 2
-        return self.copy(given, self.size - half, half), half
+        return self.copy(inputs, self.size - half, half), half
 
 
 def _like(tensor: torch.Tensor, original: torch.Tensor) -> torch.Tensor:
     return tensor.requires_grad_(original.requires_grad)
 
 
-def candidate_layouts(given: Sequence[torch.Tensor]) -> Iterator[BatchLayout]:
+def candidate_layouts(inputs: Sequence[torch.Tensor]) -> Iterator[BatchLayout]:
     """Yield plausible layouts, the most common first."""
     seen = set()
     for dim in range(3):
-        counted = [tensor.shape[dim] for tensor in given if tensor.dim() > dim and tensor.layout is torch.strided]
+        counted = [tensor.shape[dim] for tensor in inputs if tensor.dim() > dim and tensor.layout is torch.strided]
         if not counted:
             continue
         for size in _sizes(counted):
-            dims = tuple(_dim_of(tensor, dim, size) for tensor in given)
+            dims = tuple(_dim_of(tensor, dim, size) for tensor in inputs)
             # A tensor whose last two dimensions have that size may be a table (a mask over pairs of positions).
-            tables = [index for index, tensor in enumerate(given) if tensor.shape[-2:] == (size, size)]
+            tables = [index for index, tensor in enumerate(inputs) if tensor.shape[-2:] == (size, size)]
             without = tuple(None if index in tables else found for index, found in enumerate(dims))
             for choice in (dims, without):
                 if choice not in seen and size > 0 and any(found is not None for found in choice):
                     seen.add(choice)
                     yield BatchLayout(choice, size)
-    yield from _packed_layouts(given)
+    yield from _packed_layouts(inputs)
 
 
 def _sizes(counted: list[int]) -> list[int]:
@@ -117,9 +117,9 @@ def _sizes(counted: list[int]) -> list[int]:
     return sorted(sizes, key=lambda size: size == 1)
 
 
-def _packed_layouts(given: Sequence[torch.Tensor]) -> Iterator[BatchLayout]:
+def _packed_layouts(inputs: Sequence[torch.Tensor]) -> Iterator[BatchLayout]:
     """Yield layouts with packed inputs: the samples are the rows of another input, or the common divisor of all."""
-    rows = [tensor.shape[0] if tensor.dim() and tensor.layout is torch.strided else 0 for tensor in given]
+    rows = [tensor.shape[0] if tensor.dim() and tensor.layout is torch.strided else 0 for tensor in inputs]
     counted = Counter(count for count in rows if count > 1)
     sizes = [size for size, _ in sorted(counted.items(), key=lambda item: (-item[1], item[0]))]
     for size in dict.fromkeys((*sizes[:_PACKED_TRIES], gcd(*counted))):
@@ -181,11 +181,11 @@ def find_batch_layout(
     return runnable
 
 
-def _fit_layout(layout: BatchLayout, given: Sequence[torch.Tensor]) -> BatchLayout | None:
+def _fit_layout(layout: BatchLayout, inputs: Sequence[torch.Tensor]) -> BatchLayout | None:
     """Return the layout with the number of samples of these tensors; None where it does not fit them."""
-    if len(layout.dims) != len(given):
+    if len(layout.dims) != len(inputs):
         return None
-    size = layout.count_samples(given)
+    size = layout.count_samples(inputs)
     return None if size is None else replace(layout, size=size)
 
 

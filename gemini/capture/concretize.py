@@ -173,10 +173,10 @@ def undeclared_writes(name: str, args: Any, kwargs: Any) -> list[int]:
     """Return the indices of tensors an op writes without a new version: the statistics of batch normalization."""
     if not name.endswith("batch_norm") or not (kwargs.get("training") or (len(args) > 5 and args[5])):
         return []
-    given = [tensor for _, tensor in tensors((args, kwargs))]
+    inputs = [tensor for _, tensor in tensors((args, kwargs))]
     first = 3 if name == "torch.batch_norm" else 1
     named = (kwargs.get("running_mean"), kwargs.get("running_var"), *args[first : first + 2])
-    return [at for at, tensor in enumerate(given) if any(tensor is one for one in named)]
+    return [at for at, tensor in enumerate(inputs) if any(tensor is one for one in named)]
 
 
 def data_refs(form: Form, dynamic: Mapping[Ref, DynamicShape]) -> Iterator[Ref]:

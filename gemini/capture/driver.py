@@ -78,14 +78,14 @@ class CaptureDriver:
         """Call the model on a few samples; raise its own error where it rejects the whole batch too."""
         layout = self.layout or next(candidate_layouts(self.call.tensors), None)
         few = self.call.tensors if layout is None else layout.copy(self.call.tensors, 0, min(2, layout.size))
-        for given in (few, self.call.tensors):
-            args, kwargs = self.call.arguments(given)
+        for inputs in (few, self.call.tensors):
+            args, kwargs = self.call.arguments(inputs)
             try:
                 with torch.no_grad():
                     self.model(*args, **kwargs)
                 return
             except Exception:
-                if given is self.call.tensors:
+                if inputs is self.call.tensors:
                     raise
 
     def capture(self) -> Graph:
@@ -201,9 +201,9 @@ class CaptureDriver:
         if times := self.options.repeats:
             self._match_repeats(first, graph, self.layout, times)
             return None
-        given, size = self.layout.resize(self.call.tensors)
+        inputs, size = self.layout.resize(self.call.tensors)
         try:
-            other = self._trace_same_branches(first, given)
+            other = self._trace_same_branches(first, inputs)
         except Exception as error:
             self.checked["half batch"] = f"the model rejects {size} samples: {type(error).__name__}"
             return None
@@ -223,7 +223,7 @@ class CaptureDriver:
                 return None
         mark_batch_dims(graph.nodes, other.nodes, self.layout.size, size)
         self._record_batch_dims(graph, self.layout)
-        return given
+        return inputs
 
     def _match_repeats(self, first: Trace, graph: Graph, layout: BatchLayout, times: int) -> None:
         """Compare a micro-batch with a batch of `times` copies, over which the model's Python may loop."""
@@ -263,13 +263,13 @@ class CaptureDriver:
                 if meta.batch_dim is not None and graph.validity is not None:
                     graph.validity.batch[node.target] = (meta.batch_dim, meta.batch_factor)
 
-    def _trace_same_branches(self, first: Trace, given: Sequence[torch.Tensor]) -> Trace | None:
-        """Return a trace of `given` that takes the branches of `first`; random branches (LayerDrop) need several tries.
+    def _trace_same_branches(self, first: Trace, inputs: Sequence[torch.Tensor]) -> Trace | None:
+        """Return a trace of `inputs` with the branches of `first`; random branches (LayerDrop) need several tries.
 
         A rare branch is taken by forcing the random numbers that decided it.
         """
         for seed in (None, *_SEEDS[:_RESIZED_TRIES]):
-            other = trace(self.subject, given, self.leaf_policy, seed)
+            other = trace(self.subject, inputs, self.leaf_policy, seed)
             if seed is None:
                 self._refuse_scaling_reads(first, other)
             if not takes_other_branch(first, other):
@@ -279,7 +279,7 @@ class CaptureDriver:
                 return other
         if not first.tracer.random_scalars:
             return None
-        other = trace(self.subject, given, self.leaf_policy, random_scalars=first.tracer.random_scalars)
+        other = trace(self.subject, inputs, self.leaf_policy, random_scalars=first.tracer.random_scalars)
         other.release()
         return None if takes_other_branch(first, other) else other
 
@@ -301,25 +301,25 @@ class CaptureDriver:
 
     # ── comparing with the model ───────────────────────────────────────────────────────────────────────────────
     def _check_second(self, graph: Graph) -> None:
-        for contents, given in second_batches(self.call, self.layout):
+        for contents, inputs in second_batches(self.call, self.layout):
             what = f"second batch ({contents})"
             if not self.thorough and self.layout is not None and graph.batch_size is not None and not graph.rolled:
-                given, _ = self.layout.resize(given)  # a large model: half of it, for speed
+                inputs, _ = self.layout.resize(inputs)  # a large model: half of it, for speed
                 what = f"half of a second batch ({contents})"
             try:
                 for seed in _SEEDS:
                     self.checks.seeds[what] = seed
                     self.checks.forget(what)
-                    if self._check(what, graph, given, gradients=self.thorough):
+                    if self._check(what, graph, inputs, gradients=self.thorough):
                         return
             except BatchRejected:
                 continue
         self.checked.setdefault("second batch", "the model rejects every other batch tried")
 
-    def _check(self, what: str, graph: Graph, given: Sequence[torch.Tensor], gradients: bool) -> bool:
+    def _check(self, what: str, graph: Graph, inputs: Sequence[torch.Tensor], gradients: bool) -> bool:
         """Compare graph and model on one batch; return False if the batch takes another branch."""
         try:
-            differences = self.checks.differences(what, graph, given, gradients)
+            differences = self.checks.differences(what, graph, inputs, gradients)
         except GuardBroken as broken:
             if what == "batch":
                 raise TraceRefused(("",), f"it does not repeat itself: {broken}", "") from None
@@ -331,7 +331,7 @@ class CaptureDriver:
         except BackwardFailed as failed:
             differences = Differences([f"its backward fails: {failed!s:.80}"], forward=True)
         if differences:
-            self._blame(what, graph, given, differences)
+            self._blame(what, graph, inputs, differences)
         extent = "outputs, buffers, gradients"
         if not gradients:
             extent += " (by the same autograd graph)"
@@ -351,12 +351,12 @@ class CaptureDriver:
                 guard.scope or ("",), f"its Python code reads a number from data: {guard.expr}", guard.line
             )
 
-    def _blame(self, what: str, graph: Graph, given: Sequence[torch.Tensor], differences: Differences) -> None:
+    def _blame(self, what: str, graph: Graph, inputs: Sequence[torch.Tensor], differences: Differences) -> None:
         """Raise TraceRefused for the region that causes the difference."""
         line = differences.lines[0]
-        again = trace(self.subject, given, self.leaf_policy, self.checks.seeds.get(what), keep=True)
+        again = trace(self.subject, inputs, self.leaf_policy, self.checks.seeds.get(what), keep=True)
         if differences.forward:
-            node = self._first_difference(what, graph, again, given)
+            node = self._first_difference(what, graph, again, inputs)
         else:
             node = _last_user(graph, differences.parameters)
         if node is None:
@@ -366,10 +366,10 @@ class CaptureDriver:
         scope = (*node.scope, node.target) if node.kind == "block" else node.scope
         raise TraceRefused(scope or ("",), f"graph and model differ at {node.name}: {line}", node.line)
 
-    def _first_difference(self, what: str, graph: Graph, again: Trace, given: Sequence[torch.Tensor]) -> Node | None:
+    def _first_difference(self, what: str, graph: Graph, again: Trace, inputs: Sequence[torch.Tensor]) -> Node | None:
         """Return the first node whose result differs from that in a trace of the same batch."""
         self.checks.begin(what)
-        args, kwargs = self.call.arguments(given)
+        args, kwargs = self.call.arguments(inputs)
         found: list[Node] = []
         values = again.tracer.values or []
 

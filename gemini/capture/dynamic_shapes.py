@@ -50,13 +50,15 @@ class DynamicShape:
     """The sizes of a tensor, in the captured and the other cases, and the tensors whose contents decide them."""
 
     shape: Shape
-    others: tuple[Shape, ...]
+    other_cases: tuple[Shape, ...]
     causes: tuple[Ref, ...]
 
     @cached_property
     def dims(self) -> frozenset[int]:
         """Dimensions that depend on contents."""
-        return frozenset(dim for dim, size in enumerate(self.shape) if any(one[dim] != size for one in self.others))
+        return frozenset(
+            dim for dim, size in enumerate(self.shape) if any(one[dim] != size for one in self.other_cases)
+        )
 
     def is_dynamic(self, dim: int) -> bool:
         """Return whether a dimension, counted from either end, depends on contents."""
@@ -68,7 +70,7 @@ class DynamicResult:
     """A result whose sizes depend on contents, and the tensors that introduce this dependence."""
 
     tensor: torch.Tensor
-    others: tuple[Shape, ...]
+    other_cases: tuple[Shape, ...]
     causes: tuple[torch.Tensor, ...]
 
 
@@ -95,20 +97,20 @@ def dynamic_sizes(
     name: str, args: Any, kwargs: Any, output: Any, known: Callable[[torch.Tensor], DynamicShape | None]
 ) -> Iterator[DynamicResult]:
     """Yield the new results of an op whose sizes depend on contents; `known` returns the shapes of its arguments."""
-    given = [tensor for _, tensor in tensors((args, kwargs))]
-    sized = {id(tensor): found for tensor in given if (found := known(tensor)) is not None}
-    counted = size_causes(name.rpartition(".")[2], args, kwargs, output) if given else []
-    if not sized and not counted and not any(map(_may_count, given)):
+    inputs = [tensor for _, tensor in tensors((args, kwargs))]
+    sized = {id(tensor): found for tensor in inputs if (found := known(tensor)) is not None}
+    counted = size_causes(name.rpartition(".")[2], args, kwargs, output) if inputs else []
+    if not sized and not counted and not any(map(_may_count, inputs)):
         return
-    made = [tensor for _, tensor in tensors(output)]
-    if all(tensor.dim() == 0 or any(tensor is one for one in given) for tensor in made):
+    outputs = [tensor for _, tensor in tensors(output)]
+    if all(tensor.dim() == 0 or any(tensor is one for one in inputs) for tensor in outputs):
         return
-    op = _Op(name, args, kwargs, given, made, sized)
+    op = _Op(name, args, kwargs, inputs, outputs, sized)
     cases, causes = op.count_cases(counted) if counted else op.run_cases()
-    for at, tensor in enumerate(made):
-        others = tuple(case[at] for case in cases)
-        if all(tensor is not one for one in given) and any(shape != tuple(tensor.shape) for shape in others):
-            yield DynamicResult(tensor, others, causes)
+    for at, tensor in enumerate(outputs):
+        other_cases = tuple(case[at] for case in cases)
+        if all(tensor is not one for one in inputs) and any(shape != tuple(tensor.shape) for shape in other_cases):
+            yield DynamicResult(tensor, other_cases, causes)
 
 
 @dataclass
@@ -118,8 +120,8 @@ class _Op:
     name: str
     args: Any
     kwargs: Any
-    given: list[torch.Tensor]
-    made: list[torch.Tensor]
+    inputs: list[torch.Tensor]
+    outputs: list[torch.Tensor]
     sized: dict[int, DynamicShape]
     needs_contents: bool = False  # whether it failed on meta tensors
 
@@ -133,7 +135,7 @@ class _Op:
         """Return the result sizes of a counting op, per case."""
         cases = [self._mask_case(case) if self.short == "__getitem__" else self._count_case(case) for case in (0, 1)]
         if any(case is None for case in cases):
-            cases = [[tuple(map(resize, one.shape)) for one in self.made] for resize in CASES]
+            cases = [[tuple(map(resize, one.shape)) for one in self.outputs] for resize in CASES]
         return [case for case in cases if case is not None], tuple(causes)
 
     def _mask_case(self, case: int) -> list[Shape] | None:
@@ -155,10 +157,10 @@ class _Op:
     def _count_case(self, case: int) -> list[Shape]:
         """Return the sizes of a counting op: one dimension is counted, the others are those of the first argument."""
         dim = self._dim()
-        base = self._shape(self.given[0], case)
-        count = self.made[0].shape[dim]
+        base = self._shape(self.inputs[0], case)
+        count = self.outputs[0].shape[dim]
         found = []
-        for at, tensor in enumerate(self.made):
+        for at, tensor in enumerate(self.outputs):
             has_base = tensor.dim() == len(base) and self.short not in _LISTS
             shape = list(base if has_base else tensor.shape)
             if at == 0 or self.short in _LISTS:
@@ -179,13 +181,13 @@ class _Op:
     def run_cases(self) -> tuple[list[list[Shape]], tuple[torch.Tensor, ...]]:
         """Return the result sizes of an op, per case, and the tensors whose contents it reads."""
         if self.short in _SAME_SHAPE:
-            return [[self._shape(self.given[0], case)] * len(self.made) for case in (0, 1)], ()
+            return [[self._shape(self.inputs[0], case)] * len(self.outputs) for case in (0, 1)], ()
         cases, numbers = [self._case(case) for case in ((0, 1) if self.sized else (0,))], False
         if all(case is None for case in cases):
             cases, numbers = self._cases_of_numbers(), True
         if all(case is None for case in cases):
             return self._presume_cases()
-        read = [one for one in self.given if numbers and _is_number(one)]
+        read = [one for one in self.inputs if numbers and _is_number(one)]
         return [case for case in cases if case is not None], tuple(read)
 
     def _case(self, case: int, change: Resize | None = None) -> list[Shape] | None:
@@ -202,7 +204,7 @@ class _Op:
 
     def _cases_of_numbers(self) -> list[list[Shape] | None]:
         """Return the sizes for a larger and for a smaller number where a tensor is in place of a number."""
-        if not any(_is_number(tensor) for tensor in self.given):
+        if not any(_is_number(tensor) for tensor in self.inputs):
             return []
         larger, smaller = (_more, lambda number: number + 1), (_fewer, lambda number: number - 1)
         return [
@@ -212,15 +214,15 @@ class _Op:
 
     def _presume_cases(self) -> tuple[list[list[Shape]], tuple[torch.Tensor, ...]]:
         """Return the sizes of an op that cannot run on meta tensors: all that may depend on contents do."""
-        read = () if self.sized else tuple(filter(_may_count, self.given))
+        read = () if self.sized else tuple(filter(_may_count, self.inputs))
         if read and self.needs_contents:
-            return [[tuple(map(resize, one.shape)) for one in self.made] for resize in CASES], read
+            return [[tuple(map(resize, one.shape)) for one in self.outputs] for resize in CASES], read
         moving, fixed = self._sizes()
 
         def resize_presumed(tensor: torch.Tensor, resize: Resize) -> Shape:
             return tuple(resize(size) if size in moving or size not in fixed else size for size in tensor.shape)
 
-        return [[resize_presumed(tensor, resize) for tensor in self.made] for resize in CASES], read
+        return [[resize_presumed(tensor, resize) for tensor in self.outputs] for resize in CASES], read
 
     def _sizes(self) -> tuple[set[int], set[int]]:
         """Return the argument sizes that depend on contents, and those that do not or are passed as numbers."""
@@ -229,10 +231,10 @@ class _Op:
             return set(), numbers
         moving = {found.shape[dim] for found in self.sized.values() for dim in found.dims}
         if not self.needs_contents:  # sizes do not fit: they must equal sizes that do not depend on contents
-            moving -= {size for tensor in self.given if id(tensor) not in self.sized for size in tensor.shape}
+            moving -= {size for tensor in self.inputs if id(tensor) not in self.sized for size in tensor.shape}
         fixed = {
             size
-            for tensor in self.given
+            for tensor in self.inputs
             for dim, size in enumerate(tensor.shape)
             if id(tensor) not in self.sized or dim not in self.sized[id(tensor)].dims
         }
@@ -241,7 +243,7 @@ class _Op:
     # ── meta tensors ─────────────────────────────────────────────────────────────────────────────────────────
     def _shape(self, tensor: torch.Tensor, case: int) -> Shape:
         found = self.sized.get(id(tensor))
-        return tuple(tensor.shape) if found is None else found.others[min(case, len(found.others) - 1)]
+        return tuple(tensor.shape) if found is None else found.other_cases[min(case, len(found.other_cases) - 1)]
 
     def _empty(self, tensor: torch.Tensor, case: int) -> torch.Tensor:
         if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
@@ -252,11 +254,11 @@ class _Op:
         """Return the sizes of the results of `run()`; None where it fails or returns other results."""
         try:
             with torch.no_grad(), muted():
-                shapes = [tuple(tensor.shape) for _, tensor in tensors(run())][: len(self.made)]
+                shapes = [tuple(tensor.shape) for _, tensor in tensors(run())][: len(self.outputs)]
         except Exception as error:
             self.needs_contents = self.needs_contents or isinstance(error, NotImplementedError) or "meta" in str(error)
             return None
-        ranks = [tensor.dim() for tensor in self.made]
+        ranks = [tensor.dim() for tensor in self.outputs]
         return shapes if [len(shape) for shape in shapes] == ranks else None
 
 

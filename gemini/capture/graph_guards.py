@@ -196,10 +196,10 @@ def finite_check_operand(nodes: Sequence[Node], expr: Any, expected: Any) -> Ref
     if not isinstance(expr, Ref) or not isinstance(expected, bool):
         return None
     over = nodes[expr.node]
-    given = list(refs(over.args))
-    if over.kind != "op" or len(given) != 1 or any(True for _ in refs(over.kwargs)):
+    inputs = list(refs(over.args))
+    if over.kind != "op" or len(inputs) != 1 or any(True for _ in refs(over.kwargs)):
         return None
-    test = nodes[given[0].node]
+    test = nodes[inputs[0].node]
     operands = list(refs(test.args))
     wanted = _HEALTHY.get(_name(test)) if test.kind == "op" and len(operands) == 1 else None
     return operands[0] if wanted == (_name(over), expected) else None

@@ -45,7 +45,7 @@ class RunningLeaf:
     uses: set[str] = field(default_factory=set)
     calls: dict[str, int] = field(default_factory=dict)
     made: list[EscapedTensor] = field(default_factory=list)
-    given: tuple[Ref, ...] = ()
+    inputs: tuple[Ref, ...] = ()
     counts: bool = False  # whether contents decide sizes in it
     numbers: set[int] = field(default_factory=set)  # numbers that its Python reads from contents, and such sizes
     checkpoint: str = ""  # the kind of the checkpoints in it
@@ -182,17 +182,17 @@ class OpaqueCallRecorder(TraceState):
         self.check_host_rng()
         forms = self.encode(args), self.encode(kwargs)
         args, kwargs = strip(args), strip(kwargs)
-        given = [tensor for _, tensor in tensors((args, kwargs))]
-        versions = self.storages.versions(given)
+        inputs = [tensor for _, tensor in tensors((args, kwargs))]
+        versions = self.storages.versions(inputs)
         self.record_writes(job.module, final=False)
         node = self.start(job.kind, job.stem, job.target, *forms)
         node.reason, node.cls = job.reason, type(job.module).__name__ if job.module is not None else ""
         node.checkpoint = self.checkpoint if job.module is not None else ""
         self._check_replaced(job.module)
         leaf = RunningLeaf(
-            {id(tensor) for tensor in given}, module_tensors(job.module) if job.module is not None else {}
+            {id(tensor) for tensor in inputs}, module_tensors(job.module) if job.module is not None else {}
         )
-        leaf.given = tuple(dict.fromkeys(self.origin(tensor) for tensor in given))
+        leaf.inputs = tuple(dict.fromkeys(self.origin(tensor) for tensor in inputs))
         before, random, misses = structure_of((args, kwargs)), torch_rng_fingerprint(), miss_counts(self.caches)
         state = module_states(job.module) if job.module is not None else {}
         self.leaf, self.recording, self.busy = leaf, False, False
@@ -223,21 +223,21 @@ class OpaqueCallRecorder(TraceState):
         if (after := structure_of((args, kwargs))) != before:
             node.out_spec += f" | {after}"
         node.after = self._predecessors(job)
-        seen = [version - (storage_id(one) in leaf.written) for one, version in zip(given, versions, strict=True)]
-        self.record_writes_of(node, given, seen)
+        seen = [version - (storage_id(one) in leaf.written) for one, version in zip(inputs, versions, strict=True)]
+        self.record_writes_of(node, inputs, seen)
         self.last_call[job.target] = node.id
-        self._record_result_sizes(leaf, given, [tensor for _, tensor in tensors(output)])
+        self._record_result_sizes(leaf, inputs, [tensor for _, tensor in tensors(output)])
         self.append(node, list(tensors(output)), from_weights=self._depends_on_weights(job, node))
         self._register_side_results(node, job.module, leaf, (args, kwargs))
         self._register_arrays(node, output)
         self.busy = False
         return output
 
-    def _record_result_sizes(self, leaf: RunningLeaf, given: list[torch.Tensor], made: list[torch.Tensor]) -> None:
+    def _record_result_sizes(self, leaf: RunningLeaf, inputs: list[torch.Tensor], made: list[torch.Tensor]) -> None:
         """Record result sizes that may depend on numbers which the leaf's Python read or computed."""
-        sized = [found for tensor in given if (found := self.dynamic_shape(tensor)) is not None]
+        sized = [found for tensor in inputs if (found := self.dynamic_shape(tensor)) is not None]
         moving = {one.shape[dim] for one in sized for dim in one.dims}
-        fixed = {size for one in given for size in one.shape}
+        fixed = {size for one in inputs for size in one.shape}
         for tensor in made if moving or leaf.numbers else ():
             before, shape = self.dynamic_shape(tensor), tuple(tensor.shape)
             if tensor in self.known:
@@ -249,7 +249,7 @@ class OpaqueCallRecorder(TraceState):
                 return size in read or counted or (before is not None and dim in before.dims)
 
             causes = dict.fromkeys(cause for one in sized for cause in one.causes)
-            causes.update(dict.fromkeys((*(before.causes if before else ()), *(leaf.given if leaf.numbers else ()))))
+            causes.update(dict.fromkeys((*(before.causes if before else ()), *(leaf.inputs if leaf.numbers else ()))))
             self.leaf_shapes.add(tensor, DynamicShape(shape, resize_cases(shape, depends), tuple(causes)))
 
     def _depends_on_weights(self, job: OpaqueCall, node: Node) -> bool:
@@ -337,14 +337,14 @@ class OpaqueCallRecorder(TraceState):
         """Run an op inside a leaf: not recorded, but it must not use tensors that were not passed to the leaf."""
         self.busy = True
         try:
-            given = [tensor for _, tensor in tensors((args, kwargs))]
-            for tensor in given:
+            inputs = [tensor for _, tensor in tensors((args, kwargs))]
+            for tensor in inputs:
                 self._check_use(leaf, tensor)
-            versions = self.storages.versions(given)
+            versions = self.storages.versions(inputs)
             output = func(*args, **kwargs)
             self._record_inside(leaf, op_name(func), args, kwargs, output)
-            after = self.storages.versions(given)
-            leaf.written |= {storage_id(one) for one, a, b in zip(given, versions, after, strict=True) if a != b}
+            after = self.storages.versions(inputs)
+            leaf.written |= {storage_id(one) for one, a, b in zip(inputs, versions, after, strict=True) if a != b}
             for _, tensor in tensors(output):
                 if tensor not in self.known:
                     self.escaped.add(tensor, EscapedTensor(tuple(self.scope)))
@@ -362,7 +362,7 @@ class OpaqueCallRecorder(TraceState):
         elif short in concretize.READS or short == "tolist":
             leaf.numbers |= {one for _, one in walk(output) if type(one) is int}
         elif name:
-            leaf.counts = self.record_sizes(name, args, kwargs, output, leaf.given) or leaf.counts
+            leaf.counts = self.record_sizes(name, args, kwargs, output, leaf.inputs) or leaf.counts
 
     def _check_use(self, leaf: RunningLeaf, tensor: torch.Tensor) -> None:
         key = id(tensor)

@@ -209,19 +209,19 @@ class LoopMatcher:
     def _is_shifted(self, one: Node, other: Node, number: int) -> bool:
         """Return whether two nodes read or write the entries of the first and of another micro-batch."""
         name = short_name(one.target)
-        given, found = _arguments(one), _arguments(other)
-        if name not in _SUBSCRIPTS or len(given) != len(found) or not isinstance(given[0], Ref):
+        inputs, found = _arguments(one), _arguments(other)
+        if name not in _SUBSCRIPTS or len(inputs) != len(found) or not isinstance(inputs[0], Ref):
             return False
-        place = self._batch_of(given[0])
+        place = self._batch_of(inputs[0])
         if (
             place is None
-            or not self.matches(given[0], found[0], 0)
+            or not self.matches(inputs[0], found[0], 0)
             or not self.matches(one.kwargs, other.kwargs, number)
         ):
             return False
-        if not is_shifted(given[1], found[1], place, number):
+        if not is_shifted(inputs[1], found[1], place, number):
             return False
-        few, many = ([*other_parts(args[1], *place[:2]), *args[2:]] for args in (given, found))
+        few, many = ([*other_parts(args[1], *place[:2]), *args[2:]] for args in (inputs, found))
         return self.matches(few, many, number)
 
     def _batch_of(self, ref: Ref) -> tuple[int, int, int] | None:

@@ -66,8 +66,8 @@ def _takes_weights(state: TraceState, frame: FrameType) -> bool:
     """Return whether an argument of a function depends on weights."""
     code = frame.f_code
     count = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & 0x04) + bool(code.co_flags & 0x08)
-    given = [frame.f_locals.get(name) for name in code.co_varnames[:count]]
-    held = [value for value in given if isinstance(value, (torch.Tensor, list, tuple, dict))]
+    inputs = [frame.f_locals.get(name) for name in code.co_varnames[:count]]
+    held = [value for value in inputs if isinstance(value, (torch.Tensor, list, tuple, dict))]
     known = [state.known.get(tensor) for _, tensor in tensors(held)]
     return any(ref is not None and state.from_weights[ref.node] for ref in known)
 

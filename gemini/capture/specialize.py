@@ -125,5 +125,5 @@ def accepts_call(graph: Graph, bound: dict[str, Any]) -> bool:
 
 def _has_captured_size(graph: Graph, bound: dict[str, Any]) -> bool:
     """Return whether a call has as many samples as the captured one: a rolled graph holds for no other number."""
-    given = [(follow(bound, path), next(iter(graph.nodes[at].outputs.values()))) for at, path in graph.inputs.items()]
-    return all(tuple(tensor.shape) == meta.shape for tensor, meta in given)
+    inputs = [(follow(bound, path), next(iter(graph.nodes[at].outputs.values()))) for at, path in graph.inputs.items()]
+    return all(tuple(tensor.shape) == meta.shape for tensor, meta in inputs)

@@ -31,20 +31,20 @@ class StorageTable:
         """Return the count of in-place writes; -1 where torch has none (inference tensors)."""
         return -1 if tensor.is_inference() else int(tensor._version)
 
-    def versions(self, given: list[torch.Tensor]) -> list[int]:
+    def versions(self, inputs: list[torch.Tensor]) -> list[int]:
         """Return the versions of several tensors."""
-        return [self.version(tensor) for tensor in given]
+        return [self.version(tensor) for tensor in inputs]
 
     def made_by(self, node: int, tensor: torch.Tensor) -> int:
         """Return the node that allocated the storage of a tensor, which `node` returns."""
         memory = self._memory(tensor)
         return self.maker.setdefault(memory, node) if memory else node
 
-    def order(self, node: int, given: list[torch.Tensor], written: list[torch.Tensor]) -> set[int]:
-        """Return the nodes that must precede `node`, which reads `given` and writes `written`."""
+    def order(self, node: int, inputs: list[torch.Tensor], written: list[torch.Tensor]) -> set[int]:
+        """Return the nodes that must precede `node`, which reads `inputs` and writes `written`."""
         after: set[int] = set()
         writes = {self._memory(tensor) for tensor in written}
-        for memory in {self._memory(tensor) for tensor in given} - {0}:
+        for memory in {self._memory(tensor) for tensor in inputs} - {0}:
             if memory in self.writer:
                 after.add(self.writer[memory])
             if memory in writes:

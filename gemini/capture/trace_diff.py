@@ -54,7 +54,7 @@ class Trace:
 
 def trace(
     subject: CaptureSubject,
-    given: Sequence[torch.Tensor],
+    inputs: Sequence[torch.Tensor],
     leaf_policy: LeafPolicy,
     seed: int | None = None,
     *,
@@ -72,7 +72,7 @@ def trace(
     model, call, saved, caches = subject.model, subject.call, subject.saved, subject.caches
     saved.restore()
     clear_caches(caches)
-    args, kwargs = call.arguments(given)
+    args, kwargs = call.arguments(inputs)
     if seed is not None:
         seed_all(seed)
     tracer = make(model, leaf_policy)
@@ -91,7 +91,7 @@ def trace(
             found.calls = find_rng_functions(lambda: model(*args, **kwargs))
         raise
     except Exception as error:
-        _rerun_eagerly(model, call, given, saved)
+        _rerun_eagerly(model, call, inputs, saved)
         reason = f"tracing it raised {type(error).__name__}: {error!s:.120}"
         raise TraceRefused(tracer.failed or ("",), reason, "") from error
     finally:
@@ -122,10 +122,10 @@ def _refuse_state(model: nn.Module, tracer: Tracer, saved: ModelSnapshot) -> Non
             )
 
 
-def _rerun_eagerly(model: nn.Module, call: ModelCall, given: Sequence[torch.Tensor], saved: ModelSnapshot) -> None:
+def _rerun_eagerly(model: nn.Module, call: ModelCall, inputs: Sequence[torch.Tensor], saved: ModelSnapshot) -> None:
     """Raise the model's own error, if it has one."""
     saved.restore()
-    args, kwargs = call.arguments(given)
+    args, kwargs = call.arguments(inputs)
     try:
         model(*args, **kwargs)
     finally:

@@ -179,13 +179,13 @@ class TraceState:
         `leaf`: the arguments of the leaf that the op ran in, if any; all of them count as the cause.
         """
         counts = False
-        given = [self.dynamic_shape(tensor) for _, tensor in tensors((args, kwargs))]
-        inherited = [cause for one in given if one is not None for cause in one.causes]
+        inputs = [self.dynamic_shape(tensor) for _, tensor in tensors((args, kwargs))]
+        inherited = [cause for one in inputs if one is not None for cause in one.causes]
         for found in dynamic_sizes(name, args, kwargs, output, self.dynamic_shape):
             own = map(self.origin, found.causes) if leaf is None else leaf if found.causes else ()
             causes = tuple(dict.fromkeys((*inherited, *own)))
             counts = counts or bool(found.causes)
-            self.leaf_shapes.add(found.tensor, DynamicShape(tuple(found.tensor.shape), found.others, causes))
+            self.leaf_shapes.add(found.tensor, DynamicShape(tuple(found.tensor.shape), found.other_cases, causes))
         return counts
 
     def register(self, node: Node, source: str, path: Path, tensor: torch.Tensor) -> Ref:
@@ -205,11 +205,11 @@ class TraceState:
             node.shares = tuple(sorted((*node.shares, maker)))
         return ref
 
-    def record_writes_of(self, node: Node, given: list[torch.Tensor], before: list[int]) -> None:
+    def record_writes_of(self, node: Node, inputs: list[torch.Tensor], before: list[int]) -> None:
         """Record the tensors that a node wrote in place, and the nodes that must run before it."""
-        written = [t for t, old in zip(given, before, strict=True) if self.storages.version(t) != old]
+        written = [t for t, old in zip(inputs, before, strict=True) if self.storages.version(t) != old]
         node.mutates = tuple(self.origin(tensor) for tensor in written)
-        node.after = tuple(sorted({*node.after, *self.storages.order(node.id, given, written)}))
+        node.after = tuple(sorted({*node.after, *self.storages.order(node.id, inputs, written)}))
 
     def name_prefix(self) -> str:
         """Return the innermost open module as the prefix of a name."""

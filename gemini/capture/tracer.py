@@ -95,8 +95,8 @@ class Tracer(TorchFunctionMode, OpaqueCallRecorder):  # type: ignore[misc]
 
     def _record(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
         form_args, form_kwargs = self.encode(args), self.encode(kwargs)
-        given = [tensor for _, tensor in tensors((args, kwargs))]
-        before = self.storages.versions(given)
+        inputs = [tensor for _, tensor in tensors((args, kwargs))]
+        before = self.storages.versions(inputs)
         for at in concretize.undeclared_writes(name, args, kwargs):
             before[at] -= 1
         random = torch_rng_fingerprint()
@@ -106,16 +106,16 @@ class Tracer(TorchFunctionMode, OpaqueCallRecorder):  # type: ignore[misc]
         made = list(tensors(output))
         if not made and output is not None:
             return concretize.record_read(self, name, form_args, form_kwargs, output)
-        if not made and not given:
+        if not made and not inputs:
             return None
         node = self.start("op", f"{self.name_prefix()}{concretize.short_name(name)}", name, form_args, form_kwargs)
         node.out_spec = structure_of(output)
         node.random = random != torch_rng_fingerprint()
-        self.record_writes_of(node, given, before)
+        self.record_writes_of(node, inputs, before)
         self.record_sizes(name, strip(args), strip(kwargs), output)
         self.append(node, made, from_weights=False)
         if isinstance(output, (tuple, list)) and concretize.short_name(name) in concretize.PARTS:
-            self._guard_parts(given[0])
+            self._guard_parts(inputs[0])
         return output
 
     def _guard_parts(self, tensor: torch.Tensor) -> None:

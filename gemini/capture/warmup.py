@@ -99,12 +99,14 @@ def _registered_again(
     Dropout on weights does so in evaluation mode, where dropout returns its input; in training mode it could then not
     set that attribute.
     """
-    known = {id(tensor) for slots in before.slots.values() for held in slots for tensor in held.values()}
+    known = {id(tensor) for slots in before.slots.values() for parameters in slots for tensor in parameters.values()}
     found: dict[str, list[str]] = {}
     for name, keys in changed.items():
-        held = model.get_submodule(name)._parameters
+        parameters = model.get_submodule(name)._parameters
         had = {key for slots in before.slots.get(name, ()) for key in slots}
-        found[name] = [key for key in keys if key not in had and held.get(key) is not None and id(held[key]) in known]
+        found[name] = [
+            key for key in keys if key not in had and parameters.get(key) is not None and id(parameters[key]) in known
+        ]
     return {name: keys for name, keys in found.items() if keys}
 
 

@@ -145,9 +145,9 @@ class ModelCall:
         """The arguments that repeated calls share: live objects, not copies."""
         return [leaf.value for leaf in leaves(self.form) if isinstance(leaf, Literal)]
 
-    def arguments(self, given: SequenceType[torch.Tensor] | None = None) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def arguments(self, inputs: SequenceType[torch.Tensor] | None = None) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return (args, kwargs) with fresh copies of the tensors: writes of the model do not reach the originals."""
-        return self.with_tensors([fresh_copy(tensor) for tensor in (self.tensors if given is None else given)])
+        return self.with_tensors([fresh_copy(tensor) for tensor in (self.tensors if inputs is None else inputs)])
 
     def with_tensors(self, tensors: list[torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return (args, kwargs) with these tensors in place of the original ones."""

@@ -126,7 +126,7 @@ class Execution:
     def _call_module(node: Node, target: nn.Module, args: Any, kwargs: Any) -> Any:
         if node.wrapped:
             return torch.utils.checkpoint.checkpoint(
-                lambda *given: target(*given, **kwargs), *args, use_reentrant=node.wrapped == "reentrant"
+                lambda *inputs: target(*inputs, **kwargs), *args, use_reentrant=node.wrapped == "reentrant"
             )
         return target(*args, **kwargs)
 

@@ -49,17 +49,17 @@ class AttributeSnapshot:
         self.contents = {
             name: {key: _contents(value, known) for key, value in found.items()} for name, found in self.values.items()
         }
-        self.slots = {name: tuple(dict(held) for held in _slots(module)) for name, module in self.modules.items()}
+        self.slots = {name: tuple(dict(table) for table in _slots(module)) for name, module in self.modules.items()}
 
     def find_changes(self) -> dict[str, list[str]]:
         """Return the modules whose attributes, buffers or parameters have changed, with the attribute names."""
         found: dict[str, list[str]] = {}
         seen: dict[int, bool] = {}
 
-        def same(held: tuple[tuple[Any, Any], ...]) -> bool:
-            if id(held) not in seen:
-                seen[id(held)] = all(is_unchanged(live, saved) for live, saved in held)
-            return seen[id(held)]
+        def are_unchanged(copies: tuple[tuple[Any, Any], ...]) -> bool:
+            if id(copies) not in seen:
+                seen[id(copies)] = all(is_unchanged(live, saved) for live, saved in copies)
+            return seen[id(copies)]
 
         for name, module in self.modules.items():
             before, contents = self.values[name], self.contents[name]
@@ -70,7 +70,7 @@ class AttributeSnapshot:
                 if now.get(key, MISSING) is not before.get(key, MISSING)
                 and not plain_equal(now.get(key, MISSING), before.get(key, MISSING))
             ]
-            keys += [key for key, held in contents.items() if key in now and held and not same(held)]
+            keys += [key for key, copies in contents.items() if key in now and copies and not are_unchanged(copies)]
             for live, saved in zip(_slots(module), self.slots[name], strict=True):
                 keys += [key for key, value in live.items() if saved.get(key, MISSING) is not value]
             if keys:
@@ -91,8 +91,8 @@ class AttributeSnapshot:
         for key, value in before.items():
             if own.get(key, MISSING) is not value and wanted(key):
                 own[key] = value
-        for key, held in self.contents[name].items():
-            for live, saved in held if wanted(key) else ():
+        for key, copies in self.contents[name].items():
+            for live, saved in copies if wanted(key) else ():
                 if not is_unchanged(live, saved):
                     restore_contents(live, saved)
         for live, saved in zip(_slots(module), self.slots[name], strict=True):
@@ -112,14 +112,14 @@ def _contents(value: Any, known: dict[int, tuple[tuple[Any, Any], ...]]) -> tupl
 
 def _slots(module: nn.Module) -> tuple[dict[str, Any], ...]:
     """Return the buffer and parameter dictionaries of a module; a scripted module has none."""
-    return tuple(held for held in (module._buffers, module._parameters) if isinstance(held, dict))
+    return tuple(table for table in (module._buffers, module._parameters) if isinstance(table, dict))
 
 
-def _memory(held: Iterable[tuple[str, torch.Tensor]]) -> list[tuple[str, torch.Tensor, torch.Tensor]]:
+def _memory(tensors: Iterable[tuple[str, torch.Tensor]]) -> list[tuple[str, torch.Tensor, torch.Tensor]]:
     """Return the tensors that can be assigned other memory, each with its memory."""
     return [
         (name, tensor, tensor.data)
-        for name, tensor in held
+        for name, tensor in tensors
         if has_contents(tensor) and (isinstance(tensor, nn.Parameter) or type(tensor) is torch.Tensor)
         if storage_id(tensor)
     ]
@@ -156,12 +156,12 @@ class ModelSnapshot:
 
     def add_new_tensors(self) -> None:
         """Include the tensors that were added to the model since."""
-        held = [(name, tensor) for name, tensor in model_tensors(self.model) if has_contents(tensor)]
-        self.memory = _memory(held)
+        tensors = [(name, tensor) for name, tensor in model_tensors(self.model) if has_contents(tensor)]
+        self.memory = _memory(tensors)
         if self.writes is not None:
-            self.writes.watch(held)
+            self.writes.watch(tensors)
         else:
-            self.copies = [TensorCopy(name, tensor, tensor.detach().clone()) for name, tensor in held]
+            self.copies = [TensorCopy(name, tensor, tensor.detach().clone()) for name, tensor in tensors]
 
     def written_tensors(self) -> list[TensorCopy]:
         """Return the tensors that runs have or may have written, each with its contents before."""

@@ -49,10 +49,10 @@ class TensorWriteMode(TorchDispatchMode):  # type: ignore[misc]
         self.compiled = False
         self.watched: dict[int, list[tuple[str, torch.Tensor]]] = {}
 
-    def watch(self, held: Iterable[tuple[str, torch.Tensor]]) -> None:
+    def watch(self, owned: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Watch these tensors in place of the previous ones."""
         self.watched = {}
-        for name, tensor in held:
+        for name, tensor in owned:
             key = storage_id(tensor)
             if key:
                 self.watched.setdefault(key, []).append((name, tensor))
@@ -89,11 +89,11 @@ class TensorWriteMode(TorchDispatchMode):  # type: ignore[misc]
     def _note(self, value: Any) -> None:
         for tensor in value if isinstance(value, (list, tuple)) else (value,):
             if isinstance(tensor, torch.Tensor):
-                for name, held in self.watched.get(storage_id(tensor), ()):
-                    self.dirty.add(id(held))
-                    if id(held) not in self.copied:
-                        self.copied.add(id(held))  # the id stays unique: the copy keeps the tensor alive
-                        self.copies.append(TensorCopy(name, held, held.detach().clone()))
+                for name, owned in self.watched.get(storage_id(tensor), ()):
+                    self.dirty.add(id(owned))
+                    if id(owned) not in self.copied:
+                        self.copied.add(id(owned))  # the id stays unique: the copy keeps the tensor alive
+                        self.copies.append(TensorCopy(name, owned, owned.detach().clone()))
 
 
 class _UncompiledWriteMode(TensorWriteMode):

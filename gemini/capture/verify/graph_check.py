@@ -77,27 +77,27 @@ class GraphChecker:
     def adopt(self, what: str, traced: Trace, gradients: bool) -> None:
         """Use a traced run as the run of the model that graphs are compared with."""
         if what not in self.expected:
-            given = self.model, traced.output, traced.arguments
-            self.expected[what] = observe_finished(*given, gradients=gradients, keep=digest, saved=self.saved)
+            inputs = self.model, traced.output, traced.arguments
+            self.expected[what] = observe_finished(*inputs, gradients=gradients, keep=digest, saved=self.saved)
 
     def forget(self, what: str) -> None:
         """Run the model again for this batch."""
         self.expected.pop(what, None)
 
-    def differences(self, what: str, graph: Graph, given: Sequence[torch.Tensor], gradients: bool) -> Differences:
+    def differences(self, what: str, graph: Graph, inputs: Sequence[torch.Tensor], gradients: bool) -> Differences:
         """Return where graph and model differ on a batch. Exceptions of the graph's run propagate."""
-        expected = self._observe_model(what, given, gradients)
+        expected = self._observe_model(what, inputs, gradients)
         self.noisy.pop(what, None)
         try:
-            found = self._observe(what, self._graph(graph), given, gradients, digest)
+            found = self._observe(what, self._graph(graph), inputs, gradients, digest)
         except RuntimeError as error:
             raise BackwardFailed(str(error)) from error
         differences = compare(self._with_all_writes(expected), self._with_all_writes(found))
         if not gradients and expected.autograd_text != found.autograd_text:
             self.forget(what)
-            return self.differences(what, graph, given, gradients=True)
+            return self.differences(what, graph, inputs, gradients=True)
         if differences or not _equal_digests(expected, found):
-            return self._compare_closely(what, graph, given, gradients)
+            return self._compare_closely(what, graph, inputs, gradients)
         return differences
 
     def finite(self, what: str) -> bool:
@@ -110,13 +110,13 @@ class GraphChecker:
         self,
         what: str,
         run: Callable[[Any, Any], Any],
-        given: Sequence[torch.Tensor],
+        inputs: Sequence[torch.Tensor],
         gradients: bool,
         keep: Sink,
     ) -> StepObservation:
         self.begin(what)
         try:
-            return observe(run, self.model, self.call, given, gradients=gradients, keep=keep, saved=self.saved)
+            return observe(run, self.model, self.call, inputs, gradients=gradients, keep=keep, saved=self.saved)
         finally:
             self.saved.restore()
 
@@ -128,11 +128,11 @@ class GraphChecker:
     def _model(self, args: Any, kwargs: Any) -> Any:
         return self.model(*args, **kwargs)
 
-    def _observe_model(self, what: str, given: Sequence[torch.Tensor], gradients: bool) -> StepObservation:
+    def _observe_model(self, what: str, inputs: Sequence[torch.Tensor], gradients: bool) -> StepObservation:
         known = self.expected.get(what)
         if what not in self.expected or (known is not None and (known.grads is not None) != gradients):
             try:
-                self.expected[what] = self._observe(what, self._model, given, gradients, digest)
+                self.expected[what] = self._observe(what, self._model, inputs, gradients, digest)
             except Exception:
                 if what == "batch":
                     raise
@@ -148,10 +148,10 @@ class GraphChecker:
         return replace(seen, buffers=before | seen.buffers)
 
     # ── by element ─────────────────────────────────────────────────────────────────────────────────────────────
-    def _compare_closely(self, what: str, graph: Graph, given: Sequence[torch.Tensor], gradients: bool) -> Differences:
+    def _compare_closely(self, what: str, graph: Graph, inputs: Sequence[torch.Tensor], gradients: bool) -> Differences:
         """Return the differences by element that the noise of the model does not explain, in several runs."""
-        reference = self._observe(what, self._model, given, gradients, keep_gradient)
-        close = self._compare_elements(reference, what, self._graph(graph), given, gradients)
+        reference = self._observe(what, self._model, inputs, gradients, keep_gradient)
+        close = self._compare_elements(reference, what, self._graph(graph), inputs, gradients)
         if not close.lines:
             return Differences()
         noise: dict[str, float] = {}
@@ -159,14 +159,14 @@ class GraphChecker:
         for count in range(_MAX_RERUNS):
             if not left or (count >= _RERUNS and not close.may_be_noise(left, noise)):
                 break
-            for name, off in self._compare_elements(reference, what, self._model, given, gradients).off.items():
+            for name, off in self._compare_elements(reference, what, self._model, inputs, gradients).off.items():
                 noise[name] = max(off, noise.get(name, 0.0))
             left = close.beyond(noise)
         seen = set(close.lines)
         for _ in range(_RERUNS - 1):
             if not left or not any(noise.values()):  # without noise, the model repeats itself and so does the graph
                 break
-            close = self._compare_elements(reference, what, self._graph(graph), given, gradients)
+            close = self._compare_elements(reference, what, self._graph(graph), inputs, gradients)
             again = close.beyond(noise)
             left = {name: line for name, line in left.items() if name in again}
             seen |= set(close.lines)
@@ -179,11 +179,11 @@ class GraphChecker:
         reference: StepObservation,
         what: str,
         run: Callable[[Any, Any], Any],
-        given: Sequence[torch.Tensor],
+        inputs: Sequence[torch.Tensor],
         gradients: bool,
     ) -> _ElementComparison:
         close = _ElementComparison(reference)
-        seen = self._observe(what, run, given, gradients, close.gradient)
+        seen = self._observe(what, run, inputs, gradients, close.gradient)
         close.compare_rest(self._with_all_writes(reference), self._with_all_writes(seen))
         return close
 

@@ -33,7 +33,7 @@ class StepObservation:
     outputs: list[torch.Tensor]
     buffers: dict[str, torch.Tensor]
     inputs: list[torch.Tensor]
-    given: dict[str, str] = field(default_factory=dict)  # the non-tensor arguments afterwards, by path
+    plain_arguments: dict[str, str] = field(default_factory=dict)  # the non-tensor arguments afterwards, by path
     grads: Grads | None = None
     autograd_text: str = ""
     finite: bool = True
@@ -55,7 +55,7 @@ def observe(
     run: Callable[[Any, Any], Any],
     model: nn.Module,
     call: ModelCall,
-    given: Sequence[torch.Tensor],
+    inputs: Sequence[torch.Tensor],
     *,
     gradients: bool,
     keep: Sink = keep_gradient,
@@ -65,7 +65,7 @@ def observe(
 
     `keep` retains a part of each gradient; `saved` lists the tensors that runs write (default: all buffers).
     """
-    args, kwargs = call.arguments(given)
+    args, kwargs = call.arguments(inputs)
     return observe_finished(model, run(args, kwargs), (args, kwargs), gradients=gradients, keep=keep, saved=saved)
 
 
@@ -79,19 +79,19 @@ def observe_finished(
     saved: ModelSnapshot | None = None,
 ) -> StepObservation:
     """Return the observation of a step that has run."""
-    given = [tensor for _, tensor in tensors(arguments)]
+    inputs = [tensor for _, tensor in tensors(arguments)]
     made = [tensor for _, tensor in tensors(output)]
     if saved is None:
         state = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
     else:
         state = {copy.name: contents(copy.tensor) for copy in saved.written_tensors()} | _attributes(saved)
-    outputs, inputs = [tensor.detach().clone() for tensor in made], [tensor.detach() for tensor in given]
-    seen = StepObservation(structure_of(output), outputs, state, inputs, _plain_parts(arguments))
+    detached = [tensor.detach().clone() for tensor in made], state, [tensor.detach() for tensor in inputs]
+    seen = StepObservation(structure_of(output), *detached, _plain_parts(arguments))
     seen.finite = all(bool(torch.isfinite(t).all()) for t in made if _is_real(t))
     if gradients:
-        seen.grads = backward(model, made, given, keep)
+        seen.grads = backward(model, made, inputs, keep)
     else:
-        seen.autograd_text = autograd_graph_text(model, made, given)
+        seen.autograd_text = autograd_graph_text(model, made, inputs)
     return seen
 
 
@@ -107,8 +107,8 @@ def _plain_parts(arguments: Any) -> dict[str, str]:
 
 def argument_difference(expected: StepObservation, found: StepObservation) -> str:
     """Return the first difference of the non-tensor arguments after two runs; '' if there is none."""
-    for where in dict.fromkeys([*expected.given, *found.given]):
-        one, two = expected.given.get(where, "nothing"), found.given.get(where, "nothing")
+    for where in dict.fromkeys([*expected.plain_arguments, *found.plain_arguments]):
+        one, two = expected.plain_arguments.get(where, "nothing"), found.plain_arguments.get(where, "nothing")
         if one != two:
             return f"input {where}: {two:.80}, not {one:.80}"
     return ""
