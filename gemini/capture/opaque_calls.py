@@ -24,7 +24,7 @@ from gemini.capture.memoized import clear_filled, miss_counts
 from gemini.capture.patches import ORIGINAL_APPLY, ORIGINAL_CALL, ORIGINAL_PARAMETER
 from gemini.capture.provenance import module_tensors
 from gemini.capture.scaling_reads import READS_SAMPLE_COUNTS
-from gemini.capture.trace_state import USES_HOST_RNG, EscapedTensor, TraceRefused, TraceState
+from gemini.capture.trace_state import BRANCHES_ON_RESULTS, USES_HOST_RNG, EscapedTensor, TraceRefused, TraceState
 from gemini.ir.encode import strip, tensors, walk
 from gemini.ir.import_paths import symbol_of
 from gemini.ir.node import EMPTY_KWARGS, Node
@@ -184,7 +184,7 @@ class OpaqueCallRecorder(TraceState):
         args, kwargs = strip(args), strip(kwargs)
         inputs = [tensor for _, tensor in tensors((args, kwargs))]
         versions = self.storages.versions(inputs)
-        self.record_writes(job.module, final=False)
+        self.record_attribute_writes(job.module, final=False)
         node = self.start(job.kind, job.stem, job.target, *forms)
         node.reason, node.cls = job.reason, type(job.module).__name__ if job.module is not None else ""
         node.checkpoint = self.checkpoint if job.module is not None else ""
@@ -205,9 +205,7 @@ class OpaqueCallRecorder(TraceState):
         if job.kind == "call" and concretize.holds_number(output):
             self._trace_again(job.target)
         if job.kind == "call" and concretize.holds_decision(output):
-            self.refuse(
-                "its Python code branches on values the model computes"
-            )  # the driver makes it, or an outer function, opaque
+            self.refuse(BRANCHES_ON_RESULTS)
         node.random = random != torch_rng_fingerprint() or self.host_rng != host_rng_fingerprint()
         if self.host_rng != host_rng_fingerprint():  # whatever made it opaque
             reasons = self.leaf_policy.call_reasons if job.kind == "call" else self.leaf_policy.host_rng_modules
@@ -224,7 +222,7 @@ class OpaqueCallRecorder(TraceState):
             node.out_spec += f" | {after}"
         node.after = self._predecessors(job)
         seen = [version - (storage_id(one) in leaf.written) for one, version in zip(inputs, versions, strict=True)]
-        self.record_writes_of(node, inputs, seen)
+        self.record_tensor_writes(node, inputs, seen)
         self.last_call[job.target] = node.id
         self._record_result_sizes(leaf, inputs, [tensor for _, tensor in tensors(output)])
         self.append(node, list(tensors(output)), from_weights=self._depends_on_weights(job, node))
@@ -273,7 +271,7 @@ class OpaqueCallRecorder(TraceState):
             found |= {at for (name, _), at in self.assigned.items() if name in inside}
         return tuple(sorted(found))
 
-    def record_writes(self, module: nn.Module | None, final: bool) -> None:
+    def record_attribute_writes(self, module: nn.Module | None, final: bool) -> None:
         """Record the glue's attribute writes to a module; `final`: after the model has run."""
         for name, key, value, changed in self.attributes.writes_since(module, not final) if module is not None else ():
             if not can_assign(value, changed):

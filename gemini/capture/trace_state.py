@@ -205,7 +205,7 @@ class TraceState:
             node.shares = tuple(sorted((*node.shares, maker)))
         return ref
 
-    def record_writes_of(self, node: Node, inputs: list[torch.Tensor], before: list[int]) -> None:
+    def record_tensor_writes(self, node: Node, inputs: list[torch.Tensor], before: list[int]) -> None:
         """Record the tensors that a node wrote in place, and the nodes that must run before it."""
         written = [t for t, old in zip(inputs, before, strict=True) if self.storages.version(t) != old]
         node.mutates = tuple(self.origin(tensor) for tensor in written)

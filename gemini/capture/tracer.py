@@ -46,7 +46,7 @@ class Tracer(TorchFunctionMode, OpaqueCallRecorder):  # type: ignore[misc]
                 self.busy = True
                 self.scope = [""]
                 self.result = self.encode(output)
-                self.record_writes(self.model, final=True)
+                self.record_attribute_writes(self.model, final=True)
             finally:
                 self.active, self.busy = False, False
         return output
@@ -111,7 +111,7 @@ class Tracer(TorchFunctionMode, OpaqueCallRecorder):  # type: ignore[misc]
         node = self.start("op", f"{self.name_prefix()}{concretize.short_name(name)}", name, form_args, form_kwargs)
         node.out_spec = structure_of(output)
         node.random = random != torch_rng_fingerprint()
-        self.record_writes_of(node, inputs, before)
+        self.record_tensor_writes(node, inputs, before)
         self.record_sizes(name, strip(args), strip(kwargs), output)
         self.append(node, made, from_weights=False)
         if isinstance(output, (tuple, list)) and concretize.short_name(name) in concretize.PARTS:
