@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from gemini.config.gemini_config import GeminiConfig
 from gemini.errors import ConfigError, Fault
-from gemini.planner.config_planner import planner_for
+from gemini.planner.config_planner import check_config, planner_for
 
 if TYPE_CHECKING:
     import torch
@@ -59,13 +59,14 @@ def compile(model: Model, config: GeminiConfig | None = None) -> Model:
     """
     _check_arguments(model, config)
     settings = config or GeminiConfig.load()
+    check_config(settings)
     if settings.asks_for_workers:
         from gemini.runtime.session import start
 
         start(model, settings, planner_for(settings))
     elif not settings.quiet:
         print(
-            f"gemini: {type(model).__name__} runs in this process: no workers are asked for "
+            f"gemini: {type(model).__name__} runs in this process: the configuration requests no workers "
             "(GeminiConfig(mode=pipeline, pipeline_degree=2))",
             file=sys.stderr,
         )

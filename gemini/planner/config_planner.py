@@ -23,8 +23,9 @@ class Planner(Protocol):
         """Return the plan for calls like this one; raises UnplannableError."""
 
 
-def check_schedule(config: GeminiConfig) -> None:
-    """Raise the fault of a schedule file before the script or a worker starts."""
+def check_config(config: GeminiConfig) -> None:
+    """Raise for unsupported settings and for a faulty schedule file, before the script or a worker starts."""
+    config.check_supported()
     if config.schedule.endswith(".json") and config.worker_count > 1 and config.mode.pipelines:
         from gemini.schedule.user_plan import asked_plan
 
@@ -33,7 +34,7 @@ def check_schedule(config: GeminiConfig) -> None:
 
 def planner_for(config: GeminiConfig) -> Planner | None:
     """Return the planner of a configuration; None where it does not ask for plans of whole steps."""
-    check_schedule(config)
+    check_config(config)
     count, micro_batches = config.worker_count, config.accum_degree or 1
     if count < 2 or micro_batches < 2 or config.schedule == "none":
         return None
