@@ -1,1 +1,1 @@
-"""Guards: is this call still the one that was planned for?"""
+"""Guards: is this call still the one that was planned? `ChangeGuard.check` returns a reason, or None."""

@@ -1,8 +1,8 @@
-"""Watchers: what else follows the ops of a call, and would not see those of a worker.
+"""Active modes: observers of single ops, which would not see the ops of a worker.
 
-Function transforms, tracers, forward-mode derivatives and the program's own modes work on every single op, hooks on
-what autograd saves on every tensor, and hooks of all modules on every single module; functions that the program puts in
-the place of torch's are not those of workers. While any of that is so, everything runs in this process.
+Function transforms, tracers, forward-mode derivatives and modes of the script act on every op, saved-tensor hooks on
+every saved tensor, and global module hooks on every module; functions that the script puts in the place of torch's are
+missing in workers. While any of these is active, everything runs in the controller.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from torch.autograd import forward_ad
 from torch.nn.modules.module import _has_any_global_hook
 from torch.utils._device import DeviceContext
 
-from gemini.guards.base import Guard
+from gemini.guards.base import ChangeGuard
 from gemini.guards.monkeypatches import find_torch_patch
 
 _CHECKPOINT = "torch.utils.checkpoint"
 
 
 def active_mode() -> str:
-    """Who watches, in words; '' if nobody does."""
+    """Return what is active, in words; '' if nothing is."""
     if torch._C._are_functorch_transforms_active():
         return "torch.func transforms it"
     if forward_ad._current_level >= 0:
@@ -33,16 +33,16 @@ def active_mode() -> str:
     if count and not all(_is_harmless(torch._C._get_function_stack_at(at)) for at in range(count)):
         return "a TorchFunctionMode is active"
     if _has_any_global_hook():
-        return "hooks hang on all modules"
-    if (pack := _saving()) is not None and not str(getattr(pack, "__module__", "")).startswith("torch."):
-        return "hooks take the tensors that are saved for backward"
+        return "global module hooks are registered"
+    if (pack := _pack_hook()) is not None and not str(getattr(pack, "__module__", "")).startswith("torch."):
+        return "saved-tensor hooks are active"
     if found := find_torch_patch():
-        return f"the program has replaced {found}"
+        return f"the script has replaced {found}"
     return "it is traced" if torch._C._is_tracing() else ""
 
 
-class ActiveModes(Guard):
-    """Modes, transforms and patches that see or change single ops."""
+class ActiveModes(ChangeGuard):
+    """Modes, transforms and patches that observe or change single ops."""
 
     def check(self, module: nn.Module) -> str | None:  # noqa: ARG002 - modes are those of the process
         """Return what is active, or None."""
@@ -50,28 +50,28 @@ class ActiveModes(Guard):
 
 
 def is_running_backward() -> bool:
-    """Whether autograd is running: what is called now is called again, by a checkpoint."""
+    """Return whether autograd is running: a checkpoint repeats this call."""
     return bool(torch._C._current_graph_task_id() != -1)
 
 
 def is_checkpointed() -> bool:
-    """Whether a checkpoint will run again what is called now, and compare the number of tensors saved."""
-    return getattr(_saving(), "__module__", "") == _CHECKPOINT
+    """Return whether a checkpoint will repeat this call, and compare the number of saved tensors."""
+    return getattr(_pack_hook(), "__module__", "") == _CHECKPOINT
 
 
 def has_saved_tensor_hooks() -> bool:
-    """Whether the program's own hooks take the tensors that autograd saves."""
-    pack = _saving()
+    """Return whether saved-tensor hooks of the script are active."""
+    pack = _pack_hook()
     return pack is not None and getattr(pack, "__module__", "") != _CHECKPOINT
 
 
-def _saving() -> Any:
-    """The hook that takes saved tensors now."""
+def _pack_hook() -> Any:
+    """Return the active hook that packs saved tensors."""
     hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
     return hooks[0] if hooks is not None else None
 
 
 def _is_harmless(mode: Any) -> bool:
-    if getattr(mode, "is_ours", False):  # looks at what the program does while calls are put off
+    if getattr(mode, "is_ours", False):  # observes the script while calls are deferred
         return True
     return isinstance(mode, DeviceContext) and torch.device(mode.device).type == "cpu"

@@ -1,7 +1,7 @@
-"""Guard: the interface of change detection.
+"""Change guard: the interface of change detection.
 
 A plan holds for a call as long as nothing that it depends on has changed. Each guard watches one kind of dependency
-and is checked before the call; `gemini.guards.call_guards` composes them.
+and is checked before the call; `gemini.guards.guard_set` composes them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from torch import nn
 
 
-class Guard(ABC):
+class ChangeGuard(ABC):
     """Detects one kind of change that keeps a call from running in the workers as planned."""
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""Names in code: the globals and attributes that a function reads, as its bytecode has them."""
+"""Bytecode: the names of globals and attributes that a function uses."""
 
 from __future__ import annotations
 
@@ -9,52 +9,56 @@ from itertools import pairwise
 from typing import Any
 
 _LOADS = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS", "STORE_GLOBAL", "DELETE_GLOBAL")
-_BY_STRINGS = frozenset(("getattr", "hasattr", "vars", "__dict__", "attrgetter"))  # are given names
+_BY_STRINGS = frozenset(("getattr", "hasattr", "vars", "__dict__", "attrgetter"))  # take names as strings
 
 
 def names_in(code: types.CodeType) -> set[str]:
-    """The names of globals and attributes in code, and in the functions inside it; also those in strings, where code
-    reads attributes by these."""
+    """Return the names of globals and attributes in code and its nested functions.
+
+    Strings are included if the code reads attributes by strings.
+    """
     found = {name for one in _codes(code) for name in one.co_names}
     return found if found.isdisjoint(_BY_STRINGS) else found | strings_in(code)
 
 
 def globals_in(code: types.CodeType) -> set[str]:
-    """The names of globals alone."""
+    """Return the names of globals only."""
     return {step.argval for one in _codes(code) for step in dis.get_instructions(one) if step.opname in _LOADS}
 
 
 def imports_in(code: types.CodeType) -> set[str]:
-    """The modules that code imports when it runs."""
+    """Return the modules that code imports when it runs."""
     return {step.argval for one in _codes(code) for step in dis.get_instructions(one) if step.opname == "IMPORT_NAME"}
 
 
 def attributes_stored_in(code: types.CodeType) -> set[str]:
-    """The attributes that code sets, but those of `self`."""
+    """Return the attributes that code sets, except those of `self`."""
     steps = [step for one in _codes(code) for step in dis.get_instructions(one)]
-    return {step.argval for last, step in pairwise(steps) if step.opname == "STORE_ATTR" and not _gives_self(last)}
+    return {step.argval for last, step in pairwise(steps) if step.opname == "STORE_ATTR" and not _loads_self(last)}
 
 
-def _gives_self(step: dis.Instruction) -> bool:
-    given = step.argval[-1:] if isinstance(step.argval, tuple) else (step.argval,)  # one that gives two variables
-    return step.opname.startswith("LOAD_FAST") and given == ("self",)
+def _loads_self(step: dis.Instruction) -> bool:
+    loaded = (
+        step.argval[-1:] if isinstance(step.argval, tuple) else (step.argval,)
+    )  # an instruction that loads two variables
+    return step.opname.startswith("LOAD_FAST") and loaded == ("self",)
 
 
 def strings_in(code: types.CodeType) -> set[str]:
-    """The strings in code that may be names."""
+    """Return the strings in code that may be names."""
     found = (constant for one in _codes(code) for constant in one.co_consts)
     return {constant for constant in found if isinstance(constant, str) and constant.isidentifier()}
 
 
 def functions_of(member: Any) -> Iterator[types.FunctionType]:
-    """The functions of a method, a property, a static method."""
+    """Yield the functions of a method, a property or a static method."""
     for one in (member, *(part_of(member, part) for part in ("fget", "func", "__func__", "__wrapped__"))):
         if isinstance(one, types.FunctionType):
             yield one
 
 
 def part_of(value: Any, name: str) -> Any:
-    """An attribute, or None: an object of the program's may raise anything for one that it has not."""
+    """Return an attribute, or None: `__getattr__` of a user object may raise anything."""
     try:
         return getattr(value, name, None)
     except Exception:
@@ -62,7 +66,7 @@ def part_of(value: Any, name: str) -> Any:
 
 
 def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
-    """Code, and that of the functions inside it."""
+    """Yield code and that of its nested functions."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):

@@ -1,7 +1,7 @@
-"""Swapped parameters: a call of a model with other tensors in the place of its own (`torch.func.functional_call`).
+"""Functional call: a call of a model with other tensors in the place of its parameters (`torch.func.functional_call`).
 
-When the call returns they are gone again: such a call cannot be put off, and not be made again for derivatives of its
-gradients. It runs in the program's process.
+They are gone when the call returns: such a call cannot be deferred, nor repeated for higher-order gradients. It runs
+in the controller.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn.utils import stateless
 
-from gemini.guards.base import Guard
+from gemini.guards.base import ChangeGuard
 
 _SWAPPING = stateless._functional_call.__code__
 
@@ -22,7 +22,7 @@ class SwappedParametersError(Exception):
     """A module has other tensors in the place of its parameters, for this call."""
 
 
-class SwappedParameters(Guard):
+class SwappedParameters(ChangeGuard):
     """A call with other tensors in the place of the model's parameters."""
 
     def check(self, module: nn.Module) -> str | None:
@@ -35,13 +35,13 @@ class SwappedParameters(Guard):
 
 
 def are_computed(parameters: Sequence[torch.Tensor]) -> bool:
-    """Whether some are none, but tensors in the place of parameters."""
+    """Return whether some of these are tensors in the place of parameters."""
     kinds = {*map(type, parameters)}
     return kinds != {nn.Parameter} and not all(isinstance(parameter, nn.Parameter) for parameter in parameters)
 
 
 def has_swapped_parameters(parameters: Sequence[torch.Tensor]) -> bool:
-    """Whether a model with these parameters runs with tensors that somebody has put in for this call."""
+    """Return whether a model with these parameters runs with tensors swapped in for this call."""
     if are_computed(parameters):
         return True
     frame = sys._getframe()

@@ -1,17 +1,17 @@
-"""Outside: what a model's code reads that is not the model's: globals of the program, and what they hold.
+"""Globals and closures: values outside the model that its code reads, and whether the script changes them.
 
     for step in range(100):
         args.tau = max(0.5, 1.0 - step / 50)    # read in a forward: F.gumbel_softmax(x, args.tau)
 
-A worker has the code of the program's classes as it was when it was sent, with the values that it reads. They are as
-good as the originals until the program changes one, or gives a class another method; then the modules whose code reads
-it run in the program's process. So do those that read weights of others, whose gradients a worker could not give. What
-counts is code that a forward reaches, followed by names; of an object (`args`), the attributes that are named there,
-of objects in these (`cfg.model.tau`) as well, and of containers what they hold (`cfg["model"]["tau"]`). Variables
-around a function count like globals, attributes of a function like those of an object, and of the environment what
-code names. A dictionary that grows is a cache, which has all it needs after some calls, until it has grown too often
-for one. A memoized function remembers anew in a worker, which is as good unless it draws random numbers. Modules that
-hold an iterator run in the program's process, too: it goes on wherever it is asked, and cannot be put back.
+A worker has the code of user classes as it was when it was sent, with the values that it reads. They are valid until
+the script changes one, or replaces a method of a class; then the modules whose code reads it run in the controller. So
+do modules that read weights of other models, whose gradients a worker could not return. What counts is code that a
+forward reaches, followed by names: of an object (`args`) the attributes that are named there, of nested objects
+(`cfg.model.tau`) as well, and of containers their contents (`cfg["model"]["tau"]`). Variables around a function count
+like globals, attributes of a function like those of an object, and of the environment the variables that code names. A
+dictionary that grows is a cache, complete after some calls, until it has grown too often for one. A memoized function
+starts with an empty cache in a worker, which is equivalent unless it draws random numbers. Modules that hold an
+iterator run in the controller, too: it advances wherever it is used, and cannot be reset.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ import torch
 from torch import nn
 
 from gemini.capture.memoized import uses_rng
-from gemini.guards.base import Guard
+from gemini.guards.base import ChangeGuard
 from gemini.guards.bytecode import functions_of, globals_in, imports_in, names_in, strings_in
 from gemini.guards.value_watch import (
     CONTAINERS,
@@ -53,7 +53,7 @@ _DESCRIPTORS = (property, staticmethod, classmethod)
 _INTERNAL = frozenset(vars(nn.Module()))
 _MEMOIZED = functools._lru_cache_wrapper
 _CALLED = ("forward", "__call__")  # of a module
-_UNSAID = frozenset(  # methods that code calls without their names
+_UNSAID = frozenset(  # methods that code calls without naming them
     [
         "__call__", "__getattr__", "__getattribute__", "__getitem__", "__len__", "__iter__", "__contains__", "__bool__",
         "__float__", "__int__", "__index__", "__neg__", "__add__", "__radd__", "__sub__", "__rsub__", "__mul__",
@@ -61,13 +61,13 @@ _UNSAID = frozenset(  # methods that code calls without their names
     ]
 )  # fmt: skip
 _ENVIRONMENT = frozenset(("environ", "environb", "getenv"))
-_LARGE = 1000  # a container whose items are not followed
-_DEEP = 4  # objects in objects that are followed
-_started: dict[bytes, bytes] = {}  # the environment that workers have
+_LARGE = 1000  # items of a container, from which on they are not followed
+_DEEP = 4  # depth to which nested objects are followed
+_started: dict[bytes, bytes] = {}  # the environment of the workers
 
 
 def remember_environment() -> None:
-    """Workers are started, and have the environment of now."""
+    """Record the environment with which workers are started."""
     _started.clear()
     _started.update(_variables())
 
@@ -78,23 +78,23 @@ def _variables() -> dict[bytes, bytes]:
 
 
 Found = dict[int, WatchedValue]
-_known: dict[int, tuple[Any, dict[Any, WatchedValue]]] = {}  # of this process, by owner
+_known: dict[int, tuple[Any, dict[Any, WatchedValue]]] = {}  # watched values of this process, by owner
 _read_by: WeakKeyDictionary[type, Found] = WeakKeyDictionary()
-_idle_in: WeakKeyDictionary[type, set[str]] = WeakKeyDictionary()  # attributes of libraries that no call comes to
+_idle_in: WeakKeyDictionary[type, set[str]] = WeakKeyDictionary()  # attributes of library classes that no call reaches
 
 
-class ExternalReads(Guard):
-    """What the code of a module, and of the modules in it, reads."""
+class ExternalReads(ChangeGuard):
+    """The values that the code of a module and its submodules reads."""
 
     def __init__(self, module: nn.Module) -> None:
         self._found: Found = {}
-        self._told: dict[int, int] = {}  # growths of entries, by number
+        self._reported: dict[int, int] = {}  # reported growths of values, by id
         self._changed = ""
-        self._look: ValueSnapshot | None = None
+        self._snapshot: ValueSnapshot | None = None
         self.refresh(module)
 
     def refresh(self, module: nn.Module) -> None:
-        """See what it reads now: the program may have put other modules into it, or functions on them."""
+        """Inspect what the code reads now: the script may have added modules to it, or functions to them."""
         found, known = self._found, len(self._found)
         for kind in {type(part) for part in module.modules()}:
             if kind not in _read_by:
@@ -106,14 +106,14 @@ class ExternalReads(Guard):
             if functions:
                 found |= _CodeReader(own).read(*functions)
         self.entries = [*found.values()]
-        self.learners = [entry.name for entry in self.entries if entry.learns]
+        self.trainable = [entry.name for entry in self.entries if entry.has_weights]
         self.iterators = [
             f"{type(part).__name__}.{key}"
             for part in module.modules()
             for key, value in vars(part).items()
             if key not in _INTERNAL and _may_read(part, key) and holds_iterator(value)
         ]
-        self._look = self._look if len(found) == known else None
+        self._snapshot = self._snapshot if len(found) == known else None
         self._memoized = [entry for entry in self.entries if isinstance(entry.value, _MEMOIZED)]
         self._growing = [entry for entry in self.entries if isinstance(entry.copied, dict) or entry.is_unset]
 
@@ -122,42 +122,42 @@ class ExternalReads(Guard):
         return self.find_permanent() or next(filter(None, map(self._growth, self._growing)), None)
 
     def find_permanent(self) -> str:
-        """Why it cannot from now on, either."""
-        if self.learners:
-            return f"its code reads {self.learners[0]}, which has weights and is not of the model"
-        if self.iterators:  # a trial run would advance it, and nothing winds it back
+        """Return why this code can never run in a worker again; '' if it can."""
+        if self.trainable:
+            return f"its code reads {self.trainable[0]}, which has weights and is not part of the model"
+        if self.iterators:  # a trial run would advance it, and nothing resets it
             return f"it holds an iterator, {self.iterators[0]}"
-        if not self._changed and (self._look is None or not self._look.holds()):
+        if not self._changed and (self._snapshot is None or not self._snapshot.holds()):
             self._changed = next((entry.name for entry in self.entries if entry.has_changed()), "")
-            self._look = None if self._changed else ValueSnapshot(self.entries)
+            self._snapshot = None if self._changed else ValueSnapshot(self.entries)
         if self._changed:
-            return f"its code reads {self._changed}, which the program changes"
+            return f"its code reads {self._changed}, which the script changes"
         drawing = next((entry.name for entry in self._memoized if uses_rng(entry.value)), "")
-        return f"its code calls {drawing}, which remembers random numbers" if drawing else ""
+        return f"its code calls {drawing}, which caches random numbers" if drawing else ""
 
     def _growth(self, entry: WatchedValue) -> str:
-        """What is to be said of a dictionary that has grown since the last time, or of what was filled."""
-        if entry.growths == self._told.get(id(entry), 0):
+        """Return that a dictionary has grown since the last check, or that a missing value was set; '' otherwise."""
+        if entry.growths == self._reported.get(id(entry), 0):
             return ""
-        self._told[id(entry)] = entry.growths
+        self._reported[id(entry)] = entry.growths
         return f"its code reads {entry.name}, which has grown"
 
 
 class _CodeReader:
     """Follows code by the names in it.
 
-    `own`: modules and tensors of the model, by number. Functions that modules have for attributes travel with them, and
-    so do such parts around these functions.
+    `own`: modules and tensors of the model, by id. Functions in attributes of modules are sent with them, and so are
+    such parts around these functions.
     """
 
     def __init__(self, own: Container[int] = ()) -> None:
         self._entries: Found = {}
         self._seen: set[int] = set()
-        self._asked: set[str] = set()  # attributes that code asks for, and that may not be there
+        self._asked: set[str] = set()  # attributes that code queries and that may be missing
         self._own = own
 
     def read(self, *code: Any) -> Found:
-        """What classes (their forward, where they are modules) and functions read."""
+        """Return what classes (their forward, if they are modules) and functions read."""
         for one in code:
             self._follow(one, self._own)
         return self._entries
@@ -178,15 +178,15 @@ class _CodeReader:
             self._seen.add(id(value))
             is_module = issubclass(value, nn.Module)
             kinds = [kind for kind in value.__mro__ if is_user_module(kind.__module__)]
-            called = _reached(kinds, set(_CALLED))  # a method of one class may be that of another's `self.method()`
+            called = _reachable_names(kinds, set(_CALLED))  # a class may call a method of another as `self.method()`
             for kind in kinds:
                 self._follow_members(kind, called if is_module else {*vars(kind)})
                 self._read_members(kind.__name__, kind, called if is_module else set())
-                for name in _CALLED if is_module else ():  # also where it has none yet
+                for name in _CALLED if is_module else ():  # also if it has none yet
                     self._note(f"{kind.__name__}.{name}", ValueLocation(kind, name, vars))
 
     def _follow_members(self, kind: type, named: set[str]) -> None:
-        """Methods of a class, and those that they name."""
+        """Follow methods of a class, and those that they name."""
         for name in named:
             for function in functions_of(vars(kind).get(name)):
                 if id(function) in self._seen or not is_user_module(function.__module__):
@@ -196,7 +196,7 @@ class _CodeReader:
                 self._follow_function(function)
                 names = names_in(function.__code__)
                 self._read_members(f"{kind.__name__}.{name}", function, named | names)
-                self._read_members(kind.__name__, kind, names)  # by way of `self`
+                self._read_members(kind.__name__, kind, names)  # through `self`
                 self._follow_members(kind, names)
 
     def _follow_function(self, function: types.FunctionType, own: Container[int] = ()) -> None:
@@ -204,7 +204,7 @@ class _CodeReader:
         names, named = names_in(code), globals_in(code)
         if "getattr" in named or "hasattr" in named:
             self._asked |= strings_in(code)
-        for name in named & space.keys():  # not `self.encoder`, where the program has an `encoder`, too
+        for name in named & space.keys():  # not `self.encoder`, if the script has a global `encoder`
             self._read(name, ValueLocation(space, name), names)
         for name in imports_in(code):
             module = sys.modules.get(name) or sys.modules.get(f"{space.get('__package__')}.{name}")
@@ -215,13 +215,13 @@ class _CodeReader:
         if "globals" in named:
             self._note(
                 "globals()", ValueLocation(space, "globals()")
-            ).is_changed = True  # a worker has those that code names
+            ).is_changed = True  # a worker only has those that code names
         if not names.isdisjoint(_ENVIRONMENT):
             self._read_environment(strings_in(code))
         self._follow(getattr(function, "__wrapped__", None), own)
 
     def _read(self, name: str, place: ValueLocation, names: set[str], own: Container[int] = (), depth: int = 0) -> None:
-        """A value that code reads, with the names that the code reads of it."""
+        """Record a value that code reads, with the names that the code reads of it."""
         value = place.read(place.owner)[place.key]
         if isinstance(value, types.ModuleType):
             self._read_module(name, value, names, depth)
@@ -237,13 +237,13 @@ class _CodeReader:
             self._read_object(name, value, names)
 
     def _read_module(self, name: str, module: Any, names: set[str], depth: int = 0) -> None:
-        """What code reads of a module of the program."""
+        """Record what code reads of a user module."""
         if isinstance(module, types.ModuleType) and is_user_module(module.__name__) and depth < _DEEP:
             for one in (names | {"__getattr__"}) & vars(module).keys():
                 self._read(f"{name}.{one}", ValueLocation(vars(module), one), names, depth=depth + 1)
 
     def _read_environment(self, names: set[str]) -> None:
-        """Variables of the environment; all, where their names are not in the code."""
+        """Record environment variables; all, if their names are not in the code."""
         variables = _variables()
         before = _started or variables
         for name in names:
@@ -253,22 +253,22 @@ class _CodeReader:
             self._note("os.environ", ValueLocation(variables, "", environment))
 
     def _read_object(self, name: str, value: Any, names: set[str], depth: int = 0) -> None:
-        """What code reads of an object: attributes that it names, and those that methods name that it may call."""
+        """Record what code reads of an object: attributes that it names, or that methods which it may call name."""
         self._read_members(name, value, names, depth)
         kinds = [kind for kind in type(value).__mro__ if is_user_module(kind.__module__)]
-        reached = _reached(kinds, names | _UNSAID)
+        reached = _reachable_names(kinds, names | _UNSAID)
         for kind in kinds:
             self._follow_members(kind, reached)
-            self._read_members(kind.__name__, kind, names, depth + 1)  # by way of the object
+            self._read_members(kind.__name__, kind, names, depth + 1)  # through the object
         self._read_members(name, value, reached - names, depth + 1)
 
     def _read_members(self, name: str, owner: Any, names: set[str], depth: int = 0) -> None:
-        """Values in the attributes of an object, a class or a function that code names."""
+        """Record values in the attributes of an object, a class or a function that code names."""
         for read in (members, slots):
             found = read(owner)
             for one in names & found.keys():
                 value = found[one]
-                if depth and isinstance(value, nn.Module):  # as the model itself, of the program's trainer
+                if depth and isinstance(value, nn.Module):  # such as the model itself, in a trainer
                     continue
                 is_plain = not callable(value) and not isinstance(value, _DESCRIPTORS)
                 if is_plain or isinstance(value, _MEMOIZED):
@@ -289,14 +289,14 @@ class _CodeReader:
 
 
 def _items(value: Any) -> Iterable[Any]:
-    """What a container has, or the value itself."""
+    """Return the items of a container, or the value itself."""
     if isinstance(value, dict):
         return value.values()
     return value if isinstance(value, (list, tuple)) else (value,)
 
 
 def _entries_of(owner: Any) -> dict[Any, WatchedValue]:
-    """Those that are known of an owner, as long as it lives."""
+    """Return the watched values of an owner, for as long as it lives."""
     number = id(owner)
     if number not in _known:
         _known[number] = weak_reference(owner, lambda _: _known.pop(number, None)) or owner, {}
@@ -304,25 +304,28 @@ def _entries_of(owner: Any) -> dict[Any, WatchedValue]:
 
 
 def _is_object(value: Any) -> bool:
-    """Whether a value is worth a look into its attributes."""
+    """Return whether the attributes of a value are inspected."""
     kinds = (*PLAIN, *CONTAINERS, *_FUNCTIONS, types.ModuleType, torch.Tensor, nn.Module, np.ndarray, _MEMOIZED)
     return not isinstance(value, kinds)
 
 
 def _may_read(part: nn.Module, key: str) -> bool:
-    """Whether a call of a module may come to one of its attributes. What a class of a library gives its modules (the
-    trainer of a LightningModule) is not for that, unless code that the call reaches names it."""
+    """Return whether a call of a module may reach one of its attributes.
+
+    Attributes that a library class sets on its modules (the trainer of a LightningModule) count only if code that the
+    call reaches names them.
+    """
     kind = type(part)
     if kind not in _idle_in:
         kinds = [one for one in kind.__mro__ if one not in (nn.Module, object)]
         makers = [vars(one).get("__init__") for one in kinds if not is_user_module(one.__module__)]
         given = {name for maker in makers for function in functions_of(maker) for name in function.__code__.co_names}
-        _idle_in[kind] = given - _reached(kinds, set(_CALLED))
+        _idle_in[kind] = given - _reachable_names(kinds, set(_CALLED))
     return key not in _idle_in[kind]
 
 
-def _reached(kinds: list[type], names: set[str]) -> set[str]:
-    """Names, with those in the methods that they name, of any of the classes."""
+def _reachable_names(kinds: list[type], names: set[str]) -> set[str]:
+    """Return names, with those in the methods that they name, of any of the classes."""
     reached, ahead = set(names), [*names]
     while ahead:
         name = ahead.pop()

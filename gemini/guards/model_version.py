@@ -1,12 +1,11 @@
-"""The roster: the modules and parameters of a model, as long as it has the same ones, and the state that they are in.
+"""Model version: the modules and parameters of a model, and a token for the state that they are in.
 
-To walk through a model takes long in Python, and a step needs to several times. That nothing has changed is seen in a
-few loops in C: every module has the very attributes, hooks, children and tensors that it had. It is looked at once a
-call. Whoever needs to know the same later, or looks for something that follows from it, goes by the state: it is
-another object as soon as anything has changed.
+Walking a model takes long in Python, and a step needs it several times. A few loops in C detect that nothing has
+changed: every module has the same attributes, hooks, children and tensors. The check runs once per call. Results that
+depend on the state are cached under the version, which is another object as soon as anything has changed.
 
-Half of what a module holds are tables for hooks. Every hook that is added anywhere gets a number from torch: as long
-as it has given none, models without hooks have none, and their tables need not be looked at.
+Half of what a module holds are hook tables. torch gives every hook that is registered anywhere a number: while it has
+given none, models without hooks still have none, and their tables need not be compared.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from gemini.guards.base import Guard
+from gemini.guards.base import ChangeGuard
 from gemini.guards.functional_call import has_swapped_parameters
 from gemini.guards.tensor_guards import TensorFacts
 from gemini.pipe.model_guards import ObjectIdentities
@@ -31,44 +30,44 @@ MISSING: Any = object()  # in the place of an attribute that does not exist
 _TABLES, _VALUES = attrgetter("_modules", "_parameters"), methodcaller("values")
 _HOOKS = attrgetter("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _FRAMES = (nn.Module, nn.ModuleDict, nn.ModuleList)
-# Attributes that every module has, on which no call depends; hooks are looked at apart.
+# Attributes of every module on which no call depends; hooks are compared separately.
 _IDLE = frozenset(vars(nn.Module())) - {"training", "_parameters", "_buffers", "_modules"}
 _OF_MODULES = frozenset(vars(nn.Module()))
 _PLAIN = ("_modules", "_parameters", "_buffers")
 _WALKS = ("modules", "named_modules", "children", "named_children", "parameters", "named_parameters", "_named_members")
 Holds = Callable[[Any], bool]
 _usual: weakref.WeakKeyDictionary[type, bool] = weakref.WeakKeyDictionary()  # classes
-_hooked: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # models in which hooks were seen
+_hooked: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # models that have had hooks
 
 
 def _walks_as_usual(module: nn.Module) -> bool:
-    """Whether it says of its modules and parameters what all modules say: others may say something else every time."""
+    """Return whether it reports its modules and parameters as nn.Module does: overrides may return anything."""
     cls = type(module)
     if cls not in _usual:
         _usual[cls] = all(getattr(cls, name) is getattr(nn.Module, name) for name in _WALKS)
     own = vars(module)
-    has_tables = all(isinstance(own.get(name), dict) for name in _PLAIN)  # scripted modules have something like them
+    has_tables = all(isinstance(own.get(name), dict) for name in _PLAIN)  # scripted modules have something similar
     return has_tables and _usual[cls] and own.keys().isdisjoint(_WALKS)
 
 
 def _may_hold(value: Any) -> bool:
-    """Whether something put off may come to be in it while it stays the very object."""
+    """Return whether a deferred tensor may get into a value without replacing it."""
     if isinstance(value, tuple):
         return any(map(_may_hold, value))
     return isinstance(value, (list, dict, torch.Tensor))
 
 
 class _Attributes:
-    """Those of all modules but what nothing depends on; modules with the same names are looked at together."""
+    """Attributes of all modules that a call may depend on; modules with equal attribute names are compared together."""
 
     def __init__(self, modules: list[nn.Module]) -> None:
         self._spaces = [module.__dict__ for module in modules]
         self._sizes = [*map(len, self._spaces)]
-        alike: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+        by_names: dict[tuple[str, ...], list[dict[str, Any]]] = {}
         for space in self._spaces:
-            alike.setdefault(tuple(name for name in space if name not in _IDLE), []).append(space)
-        self._names = [*alike]
-        self._read = [(itemgetter(*names), spaces) for names, spaces in alike.items()]
+            by_names.setdefault(tuple(name for name in space if name not in _IDLE), []).append(space)
+        self._names = [*by_names]
+        self._read = [(itemgetter(*names), spaces) for names, spaces in by_names.items()]
         self._values = [*self._now()]
         self._filled = [
             (space, name)
@@ -81,17 +80,17 @@ class _Attributes:
         return chain.from_iterable(chain.from_iterable(map(read, spaces) for read, spaces in self._read))
 
     def are_same(self) -> bool:
-        """Whether all are the very objects that they were."""
+        """Return whether all are the same objects."""
         try:
             return [*map(len, self._spaces)] == self._sizes and all(map(is_, self._now(), self._values))
         except KeyError:
             return False
 
-    def then(self, is_put_off: Holds, is_ours: Holds) -> list[tuple[dict[str, Any], str, Any]] | None:
+    def then(self, is_deferred: Holds, is_ours: Holds) -> list[tuple[dict[str, Any], str, Any]] | None:
         """Attributes that are others now, or have something put off in them: where, their name, what they were; None
         where nothing has changed."""
         are_same = self.are_same()
-        found = [(space, name, space[name]) for space, name in self._filled if is_put_off(space.get(name))]
+        found = [(space, name, space[name]) for space, name in self._filled if is_deferred(space.get(name))]
         if are_same and not found:
             return None
         if not are_same:
@@ -109,29 +108,29 @@ class _Attributes:
 
 
 class _Hooks:
-    """Those of all modules."""
+    """The hooks of all modules."""
 
     def __init__(self, modules: list[nn.Module]) -> None:
         self._modules, self._tables = modules, [*map(_HOOKS, modules)]
         self._inside = ObjectIdentities(chain.from_iterable(self._tables))
         if any(chain.from_iterable(self._tables)):
             _hooked.add(modules[0])
-        self._has_had = modules[0] in _hooked  # tables that were put aside may be put back
-        self._given = RemovableHandle.next_id
+        self._has_had = modules[0] in _hooked  # removed tables may be put back
+        self._last_hook_id = RemovableHandle.next_id
 
     def are_same(self) -> bool:
-        """Whether there are the very ones that there were."""
-        if self._given == RemovableHandle.next_id and not self._has_had:
+        """Return whether the hooks are the same objects."""
+        if self._last_hook_id == RemovableHandle.next_id and not self._has_had:
             return True
         now = chain.from_iterable(map(_HOOKS, self._modules))
         found = all(map(is_, now, chain.from_iterable(self._tables))) and self._inside.are_unchanged()
         if found:
-            self._given = RemovableHandle.next_id
+            self._last_hook_id = RemovableHandle.next_id
         return found
 
 
-class ModelVersion(Guard):
-    """A model as it is at one time."""
+class ModelVersion(ChangeGuard):
+    """The state of a model at one time."""
 
     def __init__(self, modules: list[nn.Module]) -> None:
         self._modules = {*map(id, modules)}
@@ -141,16 +140,16 @@ class ModelVersion(Guard):
         self._tables = ObjectIdentities([*chain.from_iterable(map(_TABLES, modules)), *buffers])
         held = chain.from_iterable(map(_VALUES, (*(module._parameters for module in modules), *buffers)))
         self._facts = TensorFacts([tensor for tensor in held if tensor is not None])
-        self.kinds: dict[Hashable, list[Any]] = {}  # of calls that came in it, by what tells calls in it apart
+        self.kinds: dict[Hashable, list[Any]] = {}  # of calls, by what distinguishes them within this version
         self.found: dict[Hashable, Any] = {}  # the kinds of single calls
-        self.hooks: str | None = None  # which hang on modules inside; None: nobody has looked yet
+        self.hooks: str | None = None  # on inner modules; None: not inspected yet
 
     def check(self, module: nn.Module) -> str | None:  # noqa: ARG002 - the model it was made for
         """Return that the model has changed, or None."""
         return None if self.holds() else "the model has changed"
 
     def holds(self) -> bool:
-        """Whether the model is in it still."""
+        """Return whether the model is still in it."""
         return (
             self._attributes.are_same()
             and self._tables.are_unchanged()
@@ -159,19 +158,21 @@ class ModelVersion(Guard):
             and all(map(is_, map(type, self._of_classes), self._classes))
         )
 
-    def then(self, is_put_off: Holds, is_ours: Holds) -> list[tuple[dict[str, Any], str, Any]] | None:
-        """Attributes that the program has changed, or put something into which is put off, and what they were in this
-        state; not what `is_ours`. None where all are, to the object, what they were: modes of modules, too."""
-        return self._attributes.then(is_put_off, is_ours)
+    def then(self, is_deferred: Holds, is_ours: Holds) -> list[tuple[dict[str, Any], str, Any]] | None:
+        """Return attributes that the script has changed, or filled with deferred values, and their former values.
+
+        Attributes for which `is_ours` holds are left out. None if all are the same objects, training flags included.
+        """
+        return self._attributes.then(is_deferred, is_ours)
 
     def covers(self, modules: Iterable[nn.Module]) -> bool:
-        """Whether nothing but this can change in these modules; frames of generated code never do."""
+        """Return whether nothing else can change in these modules; frames of generated code never do."""
         others = [type(one) for one in modules if id(one) not in self._modules]
         return all(one in _FRAMES or one.__module__.startswith("gemini") for one in others)
 
 
 class ModelContents:
-    """Of one model, at one time."""
+    """The modules and parameters of one model at one time."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
@@ -187,12 +188,12 @@ class ModelContents:
         return [*chain.from_iterable(map(_TABLES, self.modules))]
 
     def has_swapped(self) -> bool:
-        """Whether somebody has put in these parameters for one call."""
-        self._has_swapped = self._has_swapped and has_swapped_parameters(self.parameters)  # or for longer
+        """Return whether parameters are swapped in for one call."""
+        self._has_swapped = self._has_swapped and has_swapped_parameters(self.parameters)  # or permanently
         return self._has_swapped
 
     def hooks(self) -> str:
-        """Which hooks hang on modules inside, '' if none do: some may have come after all plans were made."""
+        """Describe hooks on inner modules, '' if there are none: some may be registered after all plans were made."""
         if self.state is None:
             return describe_inner_hooks(self.model)
         if self.state.hooks is None:
@@ -200,7 +201,7 @@ class ModelContents:
         return self.state.hooks
 
     def is_current(self) -> bool:
-        """Whether the model still has these, in this order; if so, its state is the one that it is in."""
+        """Return whether the model still has these, in this order; if so, `state` is its current version."""
         if self.state is None:
             return False
         if self.state.holds():
@@ -215,5 +216,5 @@ class ModelContents:
 
 
 def read_contents(model: nn.Module, last: ModelContents | None) -> ModelContents:
-    """The roster of a model; the last one, where that is still right."""
+    """Return the contents of a model; the last ones, if they are still current."""
     return last if last is not None and last.model is model and last.is_current() else ModelContents(model)

@@ -1,9 +1,9 @@
-"""Snapshots: the Python state of a module, to notice that it has changed.
+"""Module state: the Python state of a module, to detect that it has changed.
 
-A worker has a copy of every module it runs. The copy is as good as the original as long as nothing but tensors with a
-home changes: attributes, containers in attributes, configurations, loose tensors, buffers put in the place of others.
-Both sides look before or after every call, so looking must be cheap: nearly all of it is one comparison of dictionaries
-a module, which for unchanged values compares identities.
+A worker has a copy of every module that it runs. The copy is valid as long as nothing but tensors in shared memory
+changes: attributes, containers in attributes, configurations, loose tensors, replaced buffers. Both sides check in
+every call, so a check must be cheap: almost all of it is one comparison of dictionaries per module, which compares
+identities for unchanged values.
 """
 
 from __future__ import annotations
@@ -18,33 +18,33 @@ import numpy as np
 import torch
 from torch import nn
 
-from gemini.guards.base import Guard
+from gemini.guards.base import ChangeGuard
 from gemini.ir.encode import walk
 from gemini.snapshot.attribute_values import copy_contents, is_unchanged, iter_mutable, tensors_in
 
 _CONTAINERS = (list, dict, set)
 _SOURCES = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
-_KEYS, _VALUES = methodcaller("keys"), methodcaller("values")  # scripted modules have tables like dictionaries
+_KEYS, _VALUES = methodcaller("keys"), methodcaller("values")  # scripted modules have dictionary-like tables
 _EVERY = frozenset(vars(nn.Module()))  # attributes that every module has
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.Tensor, nn.Module, type)
 
 
-class ModuleState(Guard):
-    """What a module and the modules in it were like."""
+class ModuleState(ChangeGuard):
+    """The state of a module and its submodules at one time."""
 
     def __init__(self, module: nn.Module) -> None:
         self.root = module
         self.take()
 
     def take(self) -> None:
-        """Remember how it is now."""
+        """Record the current state."""
         self.modules = list(self.root.modules())
         self.states = [
             (vars(module), dict(vars(module)), module._buffers, dict(module._buffers), module._parameters,
              dict(module._parameters), module._modules, dict(module._modules))
             for module in self.modules
         ]  # fmt: skip
-        # The same in a row, for the usual case: nothing has changed, and a loop in C says so.
+        # The same in flat lists, for the usual case: loops in C detect that nothing has changed.
         self._classes = [*map(type, self.modules)]
         self._own = [own for own, *_ in self.states]
         self._before = [before for _, before, *_ in self.states]
@@ -79,15 +79,15 @@ class ModuleState(Guard):
         return self.find_change() or None
 
     def find_change(self, attributes_hold: bool = False) -> str:
-        """What is different now, in words; '' if nothing is. Training flags do not count.
+        """Return what has changed, in words; '' if nothing has. Training flags do not count.
 
-        `attributes_hold`: attributes, parameters, buffers and hooks are known to be what they were.
+        `attributes_hold`: attributes, parameters, buffers and hooks are known to be unchanged.
         """
         if not attributes_hold and [*map(len, self._hooks)] != self._hooked:
             return "it has other hooks"
         if not attributes_hold and [*map(type, self.modules)] != self._classes:
             return "a module is of another class"
-        if not attributes_hold and not self._are_modules_alike():
+        if not attributes_hold and not self._are_modules_unchanged():
             for module, state in zip(self.modules, self.states, strict=True):
                 own, before, buffers, held, parameters, named, children, parts = state
                 if not _equal(own, before) and not _only_training(own, before):
@@ -96,28 +96,30 @@ class ModuleState(Guard):
                     return f"a {type(module).__name__} has other tensors"
                 if not _identical(children, parts):
                     return f"a {type(module).__name__} has other modules in it"
-        if (self._holders or self.loose) and not self._are_loose_alike():
+        if (self._holders or self.loose) and not self._are_loose_unchanged():
             return "a tensor in an attribute has changed"
         if self.sources and any(source_state(value) != state for value, state in self.sources):
-            return "a generator in an attribute has been drawn from"
+            return "a generator in an attribute has advanced"
         if self.objects and not all(_equal(own, before) for own, before in self.objects):
             return "an object in an attribute has changed"
         if self._inside and not all(is_unchanged(live, before) for live, before in self._inside):
-            return "what an attribute holds has changed"
+            return "the contents of an attribute have changed"
         return ""
 
     def _loose_now(self) -> Iterator[torch.Tensor]:
         return chain.from_iterable(_loose(own.get(key)) for own, key in self._holders)
 
-    def _are_loose_alike(self) -> bool:
-        """Whether tensors in attributes are the very ones, for equal ones are not; unwritten, and trained or not."""
+    def _are_loose_unchanged(self) -> bool:
+        """Return whether tensors in attributes are the same objects, unwritten, with the same requires_grad."""
         now = [*self._loose_now()]
         if len(now) != len(self._found) or not all(map(is_, now, self._found)):
             return False
-        return all(one._version == version and one.requires_grad == learns for one, version, learns in self.loose)
+        return all(
+            one._version == version and one.requires_grad == requires_grad for one, version, requires_grad in self.loose
+        )
 
-    def _are_modules_alike(self) -> bool:
-        """Whether attributes, parameters and buffers are what they were, for certain."""
+    def _are_modules_unchanged(self) -> bool:
+        """Return whether attributes, parameters and buffers are certainly unchanged."""
         try:
             if any(map(ne, self._own, self._before)):
                 return False
@@ -131,12 +133,12 @@ class ModuleState(Guard):
 
 
 def is_source(value: Any) -> bool:
-    """Whether a value is a generator of random numbers."""
+    """Return whether a value is a random number generator."""
     return isinstance(value, _SOURCES)
 
 
 def source_state(value: Any) -> Any:
-    """The state of a generator, comparable."""
+    """Return the state of a generator in a comparable form."""
     if isinstance(value, torch.Generator):
         return value.get_state().numpy().tobytes()
     if isinstance(value, random.Random):
@@ -145,7 +147,7 @@ def source_state(value: Any) -> Any:
 
 
 def _internal(module: nn.Module) -> list[Any]:
-    """The dictionaries that every module has."""
+    """Return the dictionaries that every module has."""
     return [module._parameters, module._buffers, module._modules]
 
 
@@ -158,7 +160,7 @@ def _is_object(value: Any) -> bool:
 
 
 def _loose(value: Any, internal: Container[int] = ()) -> list[torch.Tensor]:
-    """The tensors that an attribute holds, itself or in containers."""
+    """Return the tensors that an attribute holds, itself or in containers."""
     if isinstance(value, torch.Tensor):
         return [value]
     if not isinstance(value, (list, tuple, dict)) or not value or id(value) in internal:
@@ -169,7 +171,7 @@ def _loose(value: Any, internal: Container[int] = ()) -> list[torch.Tensor]:
 def _equal(now: dict[str, Any], before: dict[str, Any]) -> bool:
     try:
         return now == before
-    except Exception:  # values that cannot be compared were not the same object
+    except Exception:  # values that cannot be compared are different objects
         return False
 
 

@@ -1,10 +1,10 @@
-"""Replaced: functions and methods of libraries that the program has put others in the place of.
+"""Monkeypatches: functions and methods of libraries that the script has replaced.
 
-Workers import torch and libraries as they are, and would call what was there before. So a model whose code comes to one
-of these runs in the program's process: to a name of torch that computes, a method of one of its modules' classes or
-another attribute (`LlamaAttention.is_causal`), a function that its code reaches by names
-(`modeling_gpt2.eager_attention_forward`), or one in a table that it reaches so
-(`AttentionInterface.register("mine", mine)`). What classes have where the program never ran, a worker says.
+Workers import torch and libraries as installed, and would call the originals. A model whose code reaches a replaced
+one therefore runs in the controller: an op of torch, a method or another attribute of one of its modules' classes
+(`LlamaAttention.is_causal`), a function that its code reaches by names (`modeling_gpt2.eager_attention_forward`), or
+one in a table that it reaches (`AttentionInterface.register("mine", mine)`). A worker reports the attributes of
+classes in a process that never ran the script.
 """
 
 from __future__ import annotations
@@ -21,16 +21,18 @@ from typing import Any
 import torch
 from torch import nn
 
-from gemini.guards.base import Guard
+from gemini.guards.base import ChangeGuard
 from gemini.guards.bytecode import attributes_stored_in, functions_of
 from gemini.guards.reachable_code import find_reachable
 from gemini.user_code import is_user_module
 
-_OWN = ("torch", "typing_extensions")  # whose functions are torch's, or do as they do
+_OWN = ("torch", "typing_extensions")  # libraries whose functions stand for torch's
 _COMPILED = (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType)
 _DESCRIPTORS = (property, staticmethod, classmethod, types.GetSetDescriptorType, types.MemberDescriptorType)
-_OPS = frozenset((*dir(torch._C._VariableFunctions), *torch.functional.__all__))  # of the names of torch itself
-_IDLE = frozenset(("__repr__", "__str__", "__format__", "cuda", "backward"))  # of a tensor: not called in a forward
+_OPS = frozenset(
+    (*dir(torch._C._VariableFunctions), *torch.functional.__all__)
+)  # the names of torch itself that are ops
+_IDLE = frozenset(("__repr__", "__str__", "__format__", "cuda", "backward"))  # of a tensor, not called in a forward
 
 OPAQUE = "\0opaque"  # stands for an attribute value that is not sent
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
@@ -39,24 +41,28 @@ _VERSION_OFFSET = 3 * ctypes.sizeof(ctypes.c_void_p)  # behind the object header
 
 # ── versions of dictionaries ───────────────────────────────────────────────────────────────────────────────────────
 class DictVersion:
-    """The number of one dictionary, which is kept: its memory is read."""
+    """The version of one dictionary, which is referenced, since its memory is read.
+
+    Comparing every name of torch takes 0.1 ms: each of three thousand objects is touched, and none is in a cache after
+    a step. CPython up to 3.12 gives a dictionary a new version with every write.
+    """
 
     def __init__(self, space: dict[str, Any]) -> None:
         self._space, self._number = space, ctypes.c_uint64.from_address(id(space) + _VERSION_OFFSET)
 
     def number(self) -> int:
-        """Another one after every write."""
+        """Return the version: another one after every write."""
         return self._number.value
 
 
 def version_of(space: Mapping[str, Any]) -> DictVersion | None:
-    """Those of a dictionary, or of that of a class (`vars(cls)`); None where nobody counts."""
+    """Return the version of a dictionary, or of a class's (`vars(cls)`); None where the interpreter has none."""
     inner = gc.get_referents(space)[:1] if isinstance(space, types.MappingProxyType) else [space]
     return DictVersion(inner[0]) if _ARE_COUNTED and inner and type(inner[0]) is dict else None
 
 
 def _are_counted() -> bool:
-    """Whether numbers are where they are looked for: each kind of write gives another one, and reading does not."""
+    """Return whether versions are where they are expected: each kind of write changes them, and reading does not."""
     if sys.implementation.name != "cpython" or sys.version_info >= (3, 13):
         return False
     probe: dict[str, Any] = {"kept": 0, "changed": 0, "removed": 0}
@@ -82,15 +88,15 @@ _ARE_COUNTED = _are_counted()
 
 # ── what classes have in a worker ──────────────────────────────────────────────────────────────────────────────────
 def describe_classes(classes: list[tuple[str, str]]) -> list[Mapping[str, Any] | None]:
-    """The attributes of classes, by module and name; None for one that is not found."""
-    return [*map(_described, classes)]
+    """Return the attributes of classes, by module and name; None for one that is not found."""
+    return [*map(_describe_class, classes)]
 
 
-def _described(place: tuple[str, str]) -> Mapping[str, Any] | None:
+def _describe_class(place: tuple[str, str]) -> Mapping[str, Any] | None:
     module, name = place
     try:
         kind: Any = functools.reduce(getattr, name.split("."), importlib.import_module(module))
-    except Exception:  # made while the program runs
+    except Exception:  # created while the script runs
         return None
     if not isinstance(kind, type):
         return None
@@ -98,14 +104,14 @@ def _described(place: tuple[str, str]) -> Mapping[str, Any] | None:
 
 
 def plain_value(value: Any) -> Any:
-    """A plain value; the name of a class; OPAQUE for others."""
+    """Return a plain value; the name of a class; OPAQUE for others."""
     if isinstance(value, type):
         return f"{OPAQUE} {value.__module__}.{value.__qualname__}"
     return value if _is_plain(value) else OPAQUE
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether a value is one of Python's own, or a container of such."""
+    """Return whether a value is a plain Python value, or a container of such."""
     if type(value) in (list, tuple, set, frozenset):
         return all(map(_is_plain, value))
     if type(value) is dict:
@@ -115,26 +121,26 @@ def _is_plain(value: Any) -> bool:
 
 # ── patches ────────────────────────────────────────────────────────────────────────────────────────────────────────
 class _Names:
-    """Names of a module or class, as they were when they were last looked at."""
+    """Names of a module or class, as they were when last compared."""
 
     def __init__(
         self, name: str, space: Mapping[str, Any], root: str = "torch", keys: Collection[str] | None = None
     ) -> None:
         self.name, self._space, self._root, self._keys = name, space, root, keys
         self._first, self._last = dict(space), [_NEVER]
-        self._writes, self._written = version_of(space), -1  # as often as when it was last looked at
+        self._writes, self._written = version_of(space), -1  # the version at the last comparison
         self._found = ""
 
-    def replaced(self) -> str:
-        """One that the program has replaced; '' where it has none."""
+    def find_replaced(self) -> str:
+        """Return one that the script has replaced; '' if there is none."""
         if self._writes is None or self._written != (written := self._writes.number()):
             values = [*self._space.values()] if self._keys is None else [*map(self._space.get, self._keys)]
             if not _same(values, self._last):
-                self._last, self._found = values, self._foreign()
+                self._last, self._found = values, self._find_foreign()
             self._written = -1 if self._writes is None else written
         return f"{self.name}.{self._found}" if self._found else ""
 
-    def _foreign(self) -> str:
+    def _find_foreign(self) -> str:
         keys = [*self._space] if self._keys is None else self._space.keys() & self._keys
         return next((key for key in keys if self._is_foreign(key, self._space[key])), "")
 
@@ -151,24 +157,24 @@ class _Names:
             return True
         if _root(author) in (self._root, *_OWN) or _root(author) in sys.stdlib_module_names:
             return self._root == "torch" and _is_another(name, value)
-        return str(value.__qualname__) not in (f"{self.name}.{name}", name)  # decorators leave names as they were
+        return str(value.__qualname__) not in (f"{self.name}.{name}", name)  # decorators keep the name
 
 
 class _Members(_Names):
-    """Those of a class: what is no function counts as well."""
+    """Names of a class: attributes that are no functions count as well."""
 
     def __init__(self, kind: type) -> None:
         super().__init__(kind.__qualname__, vars(kind), _root(kind.__module__))
         self.kind = kind
-        self._fresh: Mapping[str, Any] | None = None  # as workers have them
+        self._fresh: Mapping[str, Any] | None = None  # as in a worker
 
     def learn(self, fresh: Mapping[str, Any]) -> None:
-        """What it has where the program never ran."""
+        """Set the attributes that the class has in a process that never ran the script."""
         self._fresh, self._last, self._written = fresh, [_NEVER], -1
 
-    def _foreign(self) -> str:
+    def _find_foreign(self) -> str:
         missing = (key for key in self._fresh or () if key not in self._space and key[:2] != "__")
-        return super()._foreign() or next(missing, "")
+        return super()._find_foreign() or next(missing, "")
 
     def _is_foreign(self, name: str, value: Any) -> bool:
         author = _author(value)
@@ -182,20 +188,20 @@ class _Members(_Names):
 
 
 class _Additions(_Members):
-    """What is added to the class of all modules: all of it would take long to look at."""
+    """Names that are added to nn.Module: comparing all of it would take long."""
 
     def __init__(self) -> None:
         super().__init__(nn.Module)
         self._size = 0
 
-    def replaced(self) -> str:
-        """One that the program has added; '' where it has none."""
+    def find_replaced(self) -> str:
+        """Return one that the script has added; '' if there is none."""
         if len(self._space) != self._size:
-            self._size, self._found = len(self._space), self._foreign()
+            self._size, self._found = len(self._space), self._find_foreign()
         return f"{self.name}.{self._found}" if self._found else ""
 
     def learn(self, fresh: Mapping[str, Any]) -> None:
-        """What it has where the program never ran."""
+        """Set the attributes that the class has in a process that never ran the script."""
         super().learn(fresh)
         self._size = 0
 
@@ -206,8 +212,8 @@ class _Additions(_Members):
         return is_user_module(author) if author is not None else super()._is_foreign(name, value)
 
 
-class LibraryPatches(Guard):
-    """Those of the classes that workers import, of a model's modules, and the functions that they reach."""
+class LibraryPatches(ChangeGuard):
+    """Patches of the library classes of a model's modules, and of the functions that they reach."""
 
     def __init__(self, model: nn.Module) -> None:
         kinds = {kind: None for part in model.modules() for kind in type(part).__mro__}
@@ -220,28 +226,28 @@ class LibraryPatches(Guard):
         self._names += [_Names(name, table, _root(name)) for name, table in reach.tables]
 
     def library_classes(self) -> list[tuple[str, str]]:
-        """Classes, by module and name, of which it is good to know what they have in a worker."""
+        """Return the classes, by module and name, whose attributes in a worker are of interest."""
         return [(one.kind.__module__, one.kind.__qualname__) for one in self._members]
 
     def learn(self, described: Sequence[Mapping[str, Any] | None]) -> None:
-        """What they have there; None for one that is not found there."""
+        """Set their attributes in a worker; None for one that is not found there."""
         for one, fresh in zip(self._members, described, strict=True):
             if fresh is not None:
                 one.learn(fresh)
 
     def check(self, module: nn.Module) -> str | None:  # noqa: ARG002 - the model it was made for
-        """Why they cannot run elsewhere, as the program has replaced one; '' where it has none."""
-        found = next(filter(None, map(_Names.replaced, self._names)), "")
-        return f"the program has replaced {found}" if found else None
+        """Return why the model cannot run in a worker, or None."""
+        found = next(filter(None, map(_Names.find_replaced, self._names)), "")
+        return f"the script has replaced {found}" if found else None
 
 
 def find_torch_patch() -> str:
-    """A function of torch that the program has replaced, by name; '' where there is none."""
-    return next(filter(None, map(_Names.replaced, _TORCH)), "")
+    """Return a function of torch that the script has replaced, by name; '' if there is none."""
+    return next(filter(None, map(_Names.find_replaced, _TORCH)), "")
 
 
 def _author(value: Any) -> str | None:
-    """The module that a function is written in; None for what is none."""
+    """Return the module that a function is written in; None for other values."""
     if isinstance(value, functools.partial):
         return _author(value.func)
     if isinstance(value, types.MethodType):
@@ -254,7 +260,7 @@ def _author(value: Any) -> str | None:
 
 
 def _is_another(name: str, value: Any) -> bool:
-    """Whether a function of torch is one that torch has under another name (`F.gelu = torch.relu`)."""
+    """Return whether a function of torch is one that torch has under another name (`F.gelu = torch.relu`)."""
     own = getattr(value, "__name__", name)
     if name.startswith("_") or own.replace("_", "").endswith(name.replace("_", "")):  # `torch.linalg.linalg_inv`
         return False
@@ -264,21 +270,21 @@ def _is_another(name: str, value: Any) -> bool:
 def _equal(one: Any, other: Any) -> bool:
     try:
         return bool(one == other)
-    except Exception:  # what cannot be compared
+    except Exception:  # values that cannot be compared
         return False
 
 
 def _stores(kind: type, name: str) -> bool:
-    """Whether code of a library's class sets an attribute of this name, of the class: then that is its own affair."""
+    """Return whether code of a library class sets an attribute of this name on the class: then it is no patch."""
     functions = (one for base in kind.__mro__ for member in vars(base).values() for one in functions_of(member))
     return any(name in attributes_stored_in(one.__code__) for one in functions if not is_user_module(one.__module__))
 
 
-def _same(values: list[Any], others: list[Any]) -> bool:
-    """Whether both have the same objects: lists compare these first, and fast."""
+def _same(values: list[Any], before: list[Any]) -> bool:
+    """Return whether both have the same objects: lists compare identities first, and fast."""
     try:
-        return values == others
-    except Exception:  # others that cannot be compared
+        return values == before
+    except Exception:  # values that cannot be compared
         return False
 
 

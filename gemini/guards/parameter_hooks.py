@@ -1,11 +1,11 @@
-"""Hooks on parameters that draw random numbers: each gets the numbers of its turn, and the turns are torch's.
+"""Parameter hooks that draw random numbers: each gets its numbers in turn, in the order of autograd.
 
     for p in model.parameters():
         p.register_hook(lambda gradient: gradient + 0.01 * torch.randn_like(gradient))
 
-Gradients of a step in workers arrive all at once, in an order that is not that of autograd's own graph. That matters to
-hooks which draw, so models with such hooks on several parameters run in the program's process. They are known by the
-names in their code, and in the functions of the program that it names.
+Gradients of a step in workers arrive together, in another order than in autograd's graph. Models with hooks on several
+parameters that draw random numbers therefore run in the controller. Such hooks are recognized by the names in their
+code, and in the user functions that it names.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from gemini.capture.rng_use import names_rng
-from gemini.guards.base import Guard
+from gemini.guards.base import ChangeGuard
 from gemini.guards.bytecode import globals_in, names_in, part_of
 from gemini.guards.value_watch import cells
 from gemini.user_code import is_user_module
 
 
-class ParameterHooks(Guard):
-    """Those of one model; looked at when torch has given a hook anywhere a number."""
+class ParameterHooks(ChangeGuard):
+    """The parameter hooks of one model; inspected when torch has registered a hook anywhere."""
 
     def __init__(self) -> None:
-        self._given, self._found = -1, ""
+        self._last_hook_id, self._found = -1, ""
 
     def check(self, module: nn.Module) -> str | None:
-        """Why a model has to run in the program's process; '' where it need not."""
-        if self._given != RemovableHandle.next_id:
-            self._given = RemovableHandle.next_id
+        """Return why the model has to run in the controller, or None."""
+        if self._last_hook_id != RemovableHandle.next_id:
+            self._last_hook_id = RemovableHandle.next_id
             hooked = [found for one in module.parameters() if one.requires_grad and (found := [*_hooks_of(one)])]
             draws = len(hooked) > 1 and any(_draws(hook) for hooks in hooked for hook in hooks)
-            self._found = "hooks on its parameters draw random numbers, one after the other" if draws else ""
+            self._found = "hooks on several of its parameters draw random numbers" if draws else ""
         return self._found or None
 
 
@@ -48,7 +48,7 @@ def _hooks_of(parameter: torch.Tensor) -> Iterator[Any]:
 
 
 def _draws(hook: Any, depth: int = 0) -> bool:
-    """Whether code names something that draws; what it calls of the program's is looked at, too."""
+    """Return whether code names something that draws random numbers; user functions that it calls are followed."""
     if isinstance(hook, functools.partial):
         hook = hook.func
     function = part_of(hook, "__func__") or hook

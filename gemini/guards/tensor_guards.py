@@ -1,7 +1,7 @@
-"""Facts of tensors that are looked at in every call: whether they learn, their types, devices and sizes.
+"""Tensor guards: requires_grad, dtype, device and shape of tensors, compared in every call.
 
-torch has a check of its own for that, for the guards of compiled code: one loop in C over all tensors. What it sees
-depends on modes, so there is one for each; where it is not content, or torch has none, facts themselves are compared.
+torch has a check for the guards of compiled code: one loop in C over all tensors. Its result depends on autograd
+modes, so there is one per mode; where it fails, or torch has none, the facts themselves are compared.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _FACTS = attrgetter("requires_grad", "dtype", "device", "shape")
 
 
 class TensorFacts:
-    """Those of some tensors, as they are now."""
+    """The facts of some tensors at one time."""
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         self._tensors, self._facts = tensors, [*map(_FACTS, tensors)]
         self._guards: dict[Region, Any] = {}
 
     def hold(self) -> bool:
-        """Whether they are the same still."""
+        """Return whether they are unchanged."""
         region = Region.current()
         guards = self._guards.get(region)
         if guards is not None and guards.check(*self._tensors):
@@ -44,12 +44,12 @@ class TensorFacts:
 
 
 def _guards_of(tensors: Sequence[torch.Tensor]) -> Any:
-    """torch's check for tensors that are as they are now, in these modes; None where it cannot be had."""
+    """Return torch's check for these tensors as they are, in the current modes; None if it is not available."""
     kinds = {(type(one) in (torch.Tensor, nn.Parameter), one.layout) for one in tensors}
     if TensorGuards is None or kinds != {(True, torch.strided)}:
         return None
     sizes, strides = [list(one.shape) for one in tensors], [list(one.stride()) for one in tensors]
     try:
         return TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
-    except (RuntimeError, TypeError, SystemError):  # made for torch's own use alone: another version may want more
+    except (RuntimeError, TypeError, SystemError):  # internal to torch: another version may take other arguments
         return None

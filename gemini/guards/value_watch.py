@@ -1,8 +1,8 @@
-"""Readings: values that code reads, as they were when it was first seen, and whether they still are.
+"""Value watch: values that code reads, as they were when first inspected, and whether they still are.
 
-A value has a place, a key in a table: the globals of a module, the attributes of an object or a class, the variables
-around a function. There may be many and they are looked at in every step, so they lie in rows, and loops in C say that
-nothing has changed; only where something has, each is asked by itself.
+A value has a location, a key in a table: globals of a module, attributes of an object or a class, variables around a
+function. There may be many and they are compared in every step, so they lie in rows, and loops in C detect that
+nothing has changed; only if something has, each is checked by itself.
 """
 
 from __future__ import annotations
@@ -30,50 +30,50 @@ GONE: Any = object()
 _LARGEST = (types.FunctionType, type, torch.Tensor, nn.Module)  # may hold models, or be large
 _CODE, _VERSION = attrgetter("__code__", "__defaults__", "__kwdefaults__"), attrgetter("_version")
 _GET = weakref.ref.__call__
-_PATIENCE = 3  # times that a dictionary may grow: then it is no cache, but a record that the program wants
-_LARGE = 1000  # entries of a container that are still looked at every time
+_MAX_GROWTHS = 3  # a dictionary that grows more often is no cache, but a record of the script
+_LARGE = 1000  # entries of a container that are compared every time
 _INNER = 200  # of containers inside it
 _BYTES = 1 << 16  # of an array
-_news = [0]  # how often an entry has changed or grown
+_changes = [0]  # how often a value has changed or grown
 
 
 def table_itself(table: Mapping[Any, Any]) -> Mapping[Any, Any]:
-    """A table."""
+    """Return the table."""
     return table
 
 
 def cells(function: types.FunctionType) -> dict[str, Any]:
-    """The variables around a function that have a value."""
+    """Return the variables around a function that have a value."""
     found = {}
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False):
         try:
             found[name] = cell.cell_contents
-        except ValueError:  # not filled yet
+        except ValueError:  # an empty cell
             continue
     return found
 
 
 def environment(_: Any) -> dict[str, Any]:
-    """All variables of the environment, as one value."""
+    """Return all environment variables, as one value."""
     return {"": dict(os.environ)}
 
 
 def members(owner: Any) -> Mapping[str, Any]:
-    """The attributes of an object, where it has any."""
+    """Return the attributes of an object, if it has any."""
     try:
         found: Mapping[str, Any] = vars(owner)
-    except Exception:  # which its class may raise, too
+    except Exception:  # its class may raise anything
         return {}
     return found
 
 
 def slots(owner: Any) -> dict[str, Any]:
-    """The slots of an object that are set."""
+    """Return the slots of an object that are set."""
     return {} if isinstance(owner, type) else SlotAttributes(owner, slots_of(type(owner))).values()
 
 
 class ValueLocation(NamedTuple):
-    """Where a value is read: a key in what a function reads of an owner."""
+    """Where a value is read: a key in the table that `read` returns for an owner."""
 
     owner: Any
     key: Any
@@ -81,82 +81,82 @@ class ValueLocation(NamedTuple):
 
 
 class WatchedValue:
-    """One value. It keeps neither large values nor classes and functions alive, nor what these have."""
+    """One value. It keeps neither large values nor classes and functions alive, nor what these hold."""
 
     def __init__(self, name: str, place: ValueLocation, value: Any = NOW) -> None:
         self.name, self.key, self.read = name, place.key, place.read
         found = weak_reference(place.owner)
-        self.is_loose, self.owner = found is not None, place.owner if found is None else found
-        self._is_new = value is NOW  # and nobody has looked at it since
-        self.is_changed = False  # once and for all: workers may have seen either
-        self.growths = 0  # times that a dictionary had more entries: a cache has all it needs after some calls
+        self.is_weak, self.owner = found is not None, place.owner if found is None else found
+        self._is_new = value is NOW  # and not compared since
+        self.is_changed = False  # permanently: workers may have either value
+        self.growths = 0  # of a dictionary: a cache is complete after some calls
         self._take(self.now() if value is NOW else value)
 
     def _take(self, value: Any) -> None:
         found = weak_reference(value)
-        self._is_loose, self._value = found is not None, value if found is None else found
-        self.copied, self.inside = _copied(value), _inside(value)
+        self._is_weak, self._value = found is not None, value if found is None else found
+        self.copied, self.inside = _fingerprint(value), _inside(value)
 
     def now(self) -> Any:
-        """What it is now; GONE where its owner is, and with it all code that could read it."""
-        owner = self.owner() if self.is_loose else self.owner
+        """Return the current value; GONE if its owner is, and with it all code that could read it."""
+        owner = self.owner() if self.is_weak else self.owner
         return GONE if owner is None else self.read(owner).get(self.key, MISSING)
 
-    def lasting_table(self, lasting: Container[int]) -> Mapping[Any, Any] | None:
-        """The table that it is in, where that can be kept: globals, classes of modules, objects (by number)."""
-        owner: Any = self.owner() if self.is_loose else self.owner
+    def stable_table(self, stable: Container[int]) -> Mapping[Any, Any] | None:
+        """Return its table if that can be retained: globals, classes of modules, objects (by id)."""
+        owner: Any = self.owner() if self.is_weak else self.owner
         if self.read is table_itself:
             return self.read(owner)
-        return vars(owner) if self.read is vars and (_is_of_module(owner) or id(owner) in lasting) else None
+        return vars(owner) if self.read is vars and (_is_of_module(owner) or id(owner) in stable) else None
 
     @property
     def value(self) -> Any:
-        """What it was; GONE where that is."""
-        found = self._value() if self._is_loose else self._value
-        return GONE if found is None and self._is_loose else found
+        """The recorded value; GONE if it has been freed."""
+        found = self._value() if self._is_weak else self._value
+        return GONE if found is None and self._is_weak else found
 
     @property
     def is_unset(self) -> bool:
-        """Whether there is nothing yet."""
+        """Whether it has no value yet."""
         return _is_unset(self.value)
 
     @property
-    def learns(self) -> bool:
-        """Whether it has weights."""
+    def has_weights(self) -> bool:
+        """Whether it has parameters that require gradients."""
         value = self.value
         if isinstance(value, nn.Module):
             return any(one.requires_grad for one in value.parameters())
         return isinstance(value, torch.Tensor) and value.requires_grad
 
     def has_changed(self) -> bool:
-        """Whether the program has put another value there, or changed this one."""
+        """Return whether the script has put another value there, or changed this one."""
         if not self.is_changed:
             now, before = self.now(), self.value
             is_new, self._is_new = self._is_new, False
             if now is GONE:
                 return False
-            if is_new and _is_unset(before) and not _is_unset(now):  # by the first call, before anything was sent
+            if is_new and _is_unset(before) and not _is_unset(now):  # set by the first call, before anything was sent
                 self._grow(now)
             elif now is before and self._has_grown(now):
-                kept = _inside({key: now[key] for key in self.copied})
-                self.is_changed = self.growths >= _PATIENCE or not _equal(kept, self.inside)
+                former = _inside({key: now[key] for key in self.copied})
+                self.is_changed = self.growths >= _MAX_GROWTHS or not _equal(former, self.inside)
                 self._grow(now)
             elif now is before:
-                is_same = self.copied is None or _equal(_copied(now), self.copied)
+                is_same = self.copied is None or _equal(_fingerprint(now), self.copied)
                 self.is_changed = not is_same or not _equal(_inside(now), self.inside)
             else:
                 is_plain = isinstance(now, (*PLAIN, *CONTAINERS)) and type(now) is type(before)
                 self.is_changed = not is_plain or not _equal(now, before)
-            _news[0] += self.is_changed
+            _changes[0] += self.is_changed
         return self.is_changed
 
     def _grow(self, now: Any) -> None:
         self.growths += 1
-        _news[0] += 1
+        _changes[0] += 1
         self._take(now)
 
     def _has_grown(self, now: Any) -> bool:
-        """Whether a dictionary has what it had, and more."""
+        """Return whether a dictionary has its former entries, and more."""
         before = self.copied
         if not isinstance(now, dict) or not isinstance(before, dict) or not len(before) < len(now) < _LARGE:
             return False
@@ -164,45 +164,45 @@ class WatchedValue:
 
 
 class ValueSnapshot:
-    """Entries that have not changed, as they are now.
+    """Values that have not changed, in their current state.
 
-    Most are functions, classes and objects of modules, and what these have: they are in one row, and kept.
+    Most are functions, classes and objects of modules, and what these hold: they lie in one row, and are retained.
     """
 
     def __init__(self, entries: Iterable[WatchedValue]) -> None:
-        self._news = _news[0]
+        self._changes = _changes[0]
         present: list[tuple[Any, Any, Any]] = []  # tables, keys, values
         absent: list[tuple[Any, Any]] = []
-        lasting: set[int] = set()
+        stable: set[int] = set()
         self._kept: list[Any] = []  # functions
-        self._functions: list[Any] = []  # others, and tensors, loosely
+        self._functions: list[Any] = []  # other functions, and tensors, by weak reference
         self._tensors: list[Any] = []
         self._containers: list[Any] = []
-        self._others: list[WatchedValue] = []  # that must be asked
+        self._others: list[WatchedValue] = []  # that are checked one by one
         rows: dict[tuple[Any, ...], list[tuple[WatchedValue, Any]]] = {}
         for entry in entries:
             value = entry.now()
             if value is GONE:
                 continue
             self._sort(entry, value)
-            table = entry.lasting_table(lasting)
+            table = entry.stable_table(stable)
             if table is not None and value is MISSING:
                 absent.append((table, entry.key))
             elif table is not None and (_is_of_module(value) or not isinstance(value, _LARGEST)):
                 present.append((table, entry.key, value))
-                lasting.add(id(value))
+                stable.add(id(value))
             else:
-                kind = entry.read, entry.is_loose, value is MISSING, weak_reference(value) is None
+                kind = entry.read, entry.is_weak, value is MISSING, weak_reference(value) is None
                 rows.setdefault(kind, []).append((entry, value))
         self._tables, self._keys, self._values = ([one[at] for one in present] for at in range(3))
         self._without, self._missing = ([one[at] for one in absent] for at in range(2))
         self._rows = [*map(_Row, rows.values())]
         self._kept_codes, self._codes = [*map(_CODE, self._kept)], [*map(_CODE, map(_GET, self._functions))]
         self._versions = [*map(_VERSION, map(_GET, self._tensors))]
-        self._copies = [*map(_copied, self._containers)]
+        self._copies = [*map(_fingerprint, self._containers)]
 
     def _sort(self, entry: WatchedValue, value: Any) -> None:
-        """Have a value where it is looked into."""
+        """Put a value into the list by which its contents are compared."""
         if isinstance(value, types.FunctionType):
             self._kept.append(value) if _is_of_module(value) else self._functions.append(weakref.ref(value))
         elif isinstance(value, torch.Tensor):
@@ -210,14 +210,14 @@ class ValueSnapshot:
                 self._tensors.append(weakref.ref(value))
         elif _inside(value) is not None or isinstance(value, (nn.Module, ContextVar)):
             self._others.append(entry)
-        elif _copied(value) is not None:
+        elif _fingerprint(value) is not None:
             self._containers.append(value)
 
     def holds(self) -> bool:
-        """Whether all are as they were."""
+        """Return whether all are unchanged."""
         try:
             return (
-                self._news == _news[0]
+                self._changes == _changes[0]
                 and all(map(is_, map(getitem, self._tables, self._keys), self._values))
                 and not any(map(contains, self._without, self._missing))
                 and [*map(_CODE, self._kept)] == self._kept_codes
@@ -232,27 +232,27 @@ class ValueSnapshot:
 
 
 class _Row:
-    """Entries of one kind: they are read in the same way, from owners that are kept or are not, and so their values."""
+    """Values of one kind: read in the same way, with owners and values either all retained or all weak."""
 
     def __init__(self, found: list[tuple[WatchedValue, Any]]) -> None:
         self._owners, self._keys = [entry.owner for entry, _ in found], [entry.key for entry, _ in found]
         first, value = found[0]
-        self._read, self._is_loose = first.read, first.is_loose
-        self._is_missing, self._are_loose = value is MISSING, weak_reference(value) is not None
+        self._read, self._is_weak = first.read, first.is_weak
+        self._is_missing, self._are_weak = value is MISSING, weak_reference(value) is not None
         values = [one for _, one in found]
-        self._values = [*map(weakref.ref, values)] if self._are_loose else values
+        self._values = [*map(weakref.ref, values)] if self._are_weak else values
 
     def holds(self) -> bool:
-        owners: Iterable[Any] = map(_GET, self._owners) if self._is_loose else self._owners
+        owners: Iterable[Any] = map(_GET, self._owners) if self._is_weak else self._owners
         tables = owners if self._read is table_itself else map(self._read, owners)
         if self._is_missing:
             return not any(map(contains, tables, self._keys))
-        values: Iterable[Any] = map(_GET, self._values) if self._are_loose else self._values
+        values: Iterable[Any] = map(_GET, self._values) if self._are_weak else self._values
         return all(map(is_, map(getitem, tables, self._keys), values))
 
 
 def weak_reference(value: Any, end: Callable[[Any], object] | None = None) -> weakref.ref[Any] | None:
-    """What does not keep a value alive, which may be large or hold models; None where it is to be kept."""
+    """Return a weak reference to a value that may be large or hold models; None for values to be retained."""
     if isinstance(value, (*PLAIN, *CONTAINERS)):
         return None
     try:
@@ -262,7 +262,7 @@ def weak_reference(value: Any, end: Callable[[Any], object] | None = None) -> we
 
 
 def _is_of_module(value: Any) -> bool:
-    """Whether a module has a function or class, which holds nothing of a call that made it."""
+    """Return whether a function or class belongs to a module, and so holds nothing of a call that created it."""
     if not isinstance(value, (type, types.FunctionType)) or "<locals>" in value.__qualname__:
         return False
     return isinstance(value, type) or value.__code__.co_freevars in ((), ("__class__",))
@@ -273,7 +273,7 @@ def _is_unset(value: Any) -> bool:
 
 
 def _inside(value: Any) -> Any:
-    """What an array holds, or the containers and arrays in a container; None where there are none."""
+    """Return the contents of an array, or of containers and arrays in a container; None if there are none."""
     if isinstance(value, (np.ndarray, deque)):
         return _contents(value, [_LARGE])
     if not isinstance(value, (list, tuple, dict)) or len(value) >= _LARGE:
@@ -285,12 +285,12 @@ def _inside(value: Any) -> Any:
 
 
 def _contents(value: Any, room: list[int]) -> Any:
-    """What can be compared later, and keeps nothing: of a tensor its version, of other objects their identity."""
+    """Return what can be compared later without retaining anything: a tensor's version, other objects' identity."""
     room[0] -= 1
     if room[0] < 0:
         return None
     if isinstance(value, torch.Tensor):
-        return id(value), _copied(value)
+        return id(value), _fingerprint(value)
     if isinstance(value, np.ndarray):
         return (value.shape, value.dtype, value.tobytes()) if value.nbytes <= _BYTES else id(value)
     if isinstance(value, dict):
@@ -302,8 +302,8 @@ def _contents(value: Any, room: list[int]) -> Any:
     return value if isinstance(value, PLAIN) else id(value)
 
 
-def _copied(value: Any) -> Any:
-    """What shows that a value has been changed in place; None where nothing does."""
+def _fingerprint(value: Any) -> Any:
+    """Return what shows that a value has been changed in place; None if nothing does."""
     if isinstance(value, torch.Tensor):
         return None if value.is_inference() else value._version
     if isinstance(value, ContextVar):
@@ -311,7 +311,7 @@ def _copied(value: Any) -> Any:
     if isinstance(value, nn.Module):
         tensors = [*value.parameters(), *value.buffers()]
         return [one.training for one in value.modules()], [(id(one), one._version) for one in tensors]
-    if isinstance(value, types.FunctionType):  # as tools that load code again change it
+    if isinstance(value, types.FunctionType):  # changed by tools that reload code
         return value.__code__, value.__defaults__, value.__kwdefaults__
     if isinstance(value, (list, dict, set)) and len(value) < _LARGE:
         return value.copy()

@@ -1,1 +1,1 @@
-"""The run time: one controller, which runs the user's program, and workers that run parts of its model."""
+"""The run time: worker processes, the memory and links that they share with the controller, and the paths of a call."""

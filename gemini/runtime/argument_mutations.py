@@ -1,14 +1,14 @@
-"""What a unit was given: the objects among its arguments that it may change, and how it has changed them.
+"""Argument mutations: mutable objects among the arguments of a remote module, and how the module has changed them.
 
-A worker runs a unit on copies of its arguments. A key-value cache that a layer appends to, a list that collects
-results, a dictionary of counters: what the unit changes of the copy is found, sent back beside the result, and done to
-the program's own object, so that it is the one that has changed.
+A worker runs a module on copies of its arguments. A key-value cache that a layer appends to, a list that collects
+results, a dictionary of counters: changes of the copy are found, sent back with the result, and applied to the
+script's own object.
 
-    worker          objects 0, 1, 2, … of its copies    ──►   {1: its attributes that are others now}
-    controller      objects 0, 1, 2, … of the program's ◄──   the same is set there
+    worker          objects 0, 1, 2, … of its copies     ──►   {1: the attributes that have changed}
+    controller      objects 0, 1, 2, … of the script     ◄──   the same is set
 
-Both sides number the objects in the order in which one walk meets them; names of their classes are compared. Objects
-that say themselves how they are pickled need not be alike on both sides: those must not change.
+Both sides number the objects in the order of one traversal; the names of their classes are compared. Objects with
+custom pickling need not be equivalent on both sides: those must not change.
 """
 
 from __future__ import annotations
@@ -36,66 +36,66 @@ class Contents(NamedTuple):
     """What an object holds: items of a list or set, pairs of a dictionary, attributes of anything else."""
 
     parts: dict[Any, Any]
-    is_whole: bool = True  # else only what has changed
+    is_whole: bool = True  # else only the changes
 
 
 class ArgumentObjects:
-    """The objects of some arguments, as they were."""
+    """The mutable objects of some arguments, as they were."""
 
     def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any], classes: ClassTable) -> None:
         self.classes = classes
         self.objects = find_objects(args, kwargs)
-        self._before = [self._look(value) for value in self.objects]
+        self._before = [self._fingerprint(value) for value in self.objects]
 
-    def _look(self, value: Any) -> Any:
-        """What tells whether an object has changed: its contents, a generator's state, or all of it as bytes."""
+    def _fingerprint(self, value: Any) -> Any:
+        """Return what shows whether an object has changed: its contents, a generator's state, or all of it as bytes."""
         if is_transparent(value):
             return contents_of(value)
         return (source_state(value), []) if is_source(value) else pack(value, self.classes)
 
     @property
     def numbers(self) -> dict[int, int]:
-        """Numbers of the objects, by identity."""
+        """The numbers of the objects, by identity."""
         return {id(value): at for at, value in enumerate(self.objects)}
 
     def changes(self) -> dict[int, Contents] | str:
-        """How the objects have changed, by number; in words where that cannot be told."""
+        """Return how the objects have changed, by number; in words if the changes cannot be sent."""
         found: dict[int, Contents] = {}
         for at, (value, before) in enumerate(zip(self.objects, self._before, strict=True)):
             if not isinstance(before, dict):
-                if not _is_same_closed(before, self._look(value)):
-                    return f"it changes a {type(value).__name__} that it was given"
+                if not _is_same_closed(before, self._fingerprint(value)):
+                    return f"it changes a {type(value).__name__} among its arguments"
                 continue
             change = _change(value, before)
             if change is None:
                 continue
             if not is_transparent(value):
-                return f"it adds objects as keys to a {type(value).__name__} that it was given"
+                return f"it adds objects as keys to a {type(value).__name__} among its arguments"
             found[at] = change
         return found
 
-    def parcel(self, result: Any, changes: dict[int, Contents]) -> Packed:
-        """A result with the changes; objects that were given go by their numbers."""
+    def pack_result(self, result: Any, changes: dict[int, Contents]) -> Packed:
+        """Pack a result with the changes; argument objects in it are sent as their numbers."""
         if not self.objects:
             return pack(result, self.classes)
         return pack((class_names(self.objects), changes, result), self.classes, self.numbers)
 
 
 def find_objects(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-    """The objects among arguments that may change, in the order in which they are met."""
+    """Return the mutable objects among arguments, in the order of traversal."""
     found: list[Any] = []
     seen: set[int] = set()
     for value in (*args, *kwargs.values()):
-        _meet(value, found, seen)
+        _collect(value, found, seen)
     return found
 
 
-def _meet(value: Any, found: list[Any], seen: set[int]) -> None:
+def _collect(value: Any, found: list[Any], seen: set[int]) -> None:
     if isinstance(value, _FIXED):
         return
     if isinstance(value, tuple):
         for part in value:
-            _meet(part, found, seen)
+            _collect(part, found, seen)
         return
     if id(value) in seen:
         return
@@ -103,17 +103,17 @@ def _meet(value: Any, found: list[Any], seen: set[int]) -> None:
     found.append(value)
     if is_transparent(value) and not isinstance(value, _SETS):
         for part in contents_of(value).values():
-            _meet(part, found, seen)
+            _collect(part, found, seen)
 
 
 def class_names(objects: list[Any]) -> str:
-    """The classes of objects, in order."""
+    """Return the class names of objects, in order."""
     return " ".join(type(value).__qualname__ for value in objects)
 
 
-def apply_result(parcel: Any, objects: list[Any]) -> tuple[Any, bool]:
-    """The result in a parcel and whether objects were changed; their changes are done to the program's."""
-    found, changes, result = parcel
+def apply_result(packed: Any, objects: list[Any]) -> tuple[Any, bool]:
+    """Return the result and whether objects were changed; apply the changes to the script's objects."""
+    found, changes, result = packed
     if found != class_names(objects):
         raise TypeError(f"its arguments have other objects than their copies: {class_names(objects):.80}, {found:.80}")
     for at, (parts, is_whole) in changes.items():
@@ -122,7 +122,7 @@ def apply_result(parcel: Any, objects: list[Any]) -> tuple[Any, bool]:
 
 
 def is_transparent(value: Any) -> bool:
-    """Whether an object is all in its items or attributes, and arrives with the same ones in the same order."""
+    """Return whether an object consists of its items or attributes, which arrive the same and in the same order."""
     cls = type(value)
     if cls in _LISTS:
         return True
@@ -135,12 +135,12 @@ def is_transparent(value: Any) -> bool:
 
 
 def _are_plain(keys: Iterable[Any]) -> bool:
-    """Whether keys are the same on both sides: no objects with an identity."""
+    """Return whether keys are equal on both sides: no objects with an identity."""
     return all(isinstance(key, _KEYS) or (type(key) is tuple and _are_plain(key)) for key in keys)
 
 
 def contents_of(value: Any) -> dict[Any, Any]:
-    """What an open object holds, one level deep, by place."""
+    """Return what a transparent object holds, one level deep, by place."""
     if isinstance(value, _DICTS):
         return dict(value)
     if isinstance(value, _LISTS):
@@ -193,7 +193,7 @@ def _set(value: Any, parts: dict[Any, Any], is_whole: bool) -> None:
 
 
 def _set_attributes(value: Any, parts: dict[str, Any], is_whole: bool) -> None:
-    """Past properties and `__setattr__` of the class: these are the attributes themselves."""
+    """Set attributes directly, bypassing properties and `__setattr__` of the class."""
     for name in _gone(value, parts) if is_whole else ():
         object.__delattr__(value, name)
     own = getattr(value, "__dict__", None)

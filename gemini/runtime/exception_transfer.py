@@ -1,8 +1,8 @@
-"""Exceptions on the way: what a unit raises in a worker is raised in the program as the same class.
+"""Exception transfer: an exception raised in a worker is raised in the script as the same class.
 
-Many exceptions do not survive pickling: their constructor wants other arguments than it passes on, or they hold a lock
-or a socket. So an exception is tried as it is and, where that fails or changes its text, rebuilt without its
-constructor; then without what cannot travel; at last as the nearest class above it that every Python has.
+Many exceptions do not survive pickling: their constructor takes other arguments than it passes on, or they hold a lock
+or a socket. An exception is therefore tried as it is and, if that fails or changes its text, rebuilt without its
+constructor; then without the parts that cannot be pickled; at last as its nearest built-in base class.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _TORCH = str(Path(torch.__file__).parent)
 
 
 class ExceptionData(NamedTuple):
-    """An exception to be made without its constructor."""
+    """An exception to be created without its constructor."""
 
     kind: type[BaseException]
     args: tuple[Any, ...]
     state: dict[str, Any]
 
-    def made(self) -> BaseException:
-        """The exception."""
+    def build(self) -> BaseException:
+        """Return the exception."""
         base = next(one for one in self.kind.__mro__ if one.__module__ == "builtins")
         found: BaseException = base.__new__(self.kind, *self.args)
         found.args = self.args
@@ -40,12 +40,12 @@ class ExceptionData(NamedTuple):
 
 
 def rebuild(sent: BaseException | ExceptionData) -> BaseException:
-    """The exception that was sent."""
-    return sent.made() if isinstance(sent, ExceptionData) else sent
+    """Return the exception that was sent."""
+    return sent.build() if isinstance(sent, ExceptionData) else sent
 
 
 def to_portable(error: BaseException, classes: ClassTable) -> BaseException | ExceptionData:
-    """The best form of an exception that survives the journey."""
+    """Return the best form of an exception that survives the transfer."""
     for form in _forms(error, classes):
         if _survives(form, error, classes):
             return form
@@ -53,13 +53,13 @@ def to_portable(error: BaseException, classes: ClassTable) -> BaseException | Ex
 
 
 def to_builtin(error: BaseException) -> ExceptionData:
-    """The nearest built-in class, with the text and nothing else."""
+    """Return the nearest built-in class, with the text only."""
     base = next(one for one in type(error).__mro__ if getattr(builtins, one.__name__, None) is one)
     return ExceptionData(base, (f"{type(error).__qualname__}: {safe_text(error)}",), {})
 
 
 def safe_text(error: BaseException) -> str:
-    """Its text; what to say instead where it has none to give."""
+    """Return the text of an exception, or a placeholder if its `__str__` raises."""
     try:
         return str(error)
     except Exception:
@@ -67,7 +67,7 @@ def safe_text(error: BaseException) -> str:
 
 
 def raising_line(trace: str) -> str:
-    """The line of the model that raised, from the text of a traceback: the innermost that is not torch's.
+    """Return the innermost line outside torch and Gemini in the text of a traceback.
 
     A module of torch itself has no other lines; what raises outside Python has none.
     """
@@ -90,12 +90,12 @@ def _forms(error: BaseException, classes: ClassTable) -> Iterator[BaseException 
     state = dict(vars(error))
     yield error
     yield ExceptionData(type(error), error.args, state)
-    args = tuple(one if _travels(one, classes) else repr(one)[:500] for one in error.args)
-    yield ExceptionData(type(error), args, {key: one for key, one in state.items() if _travels(one, classes)})
+    args = tuple(one if _is_picklable(one, classes) else repr(one)[:500] for one in error.args)
+    yield ExceptionData(type(error), args, {key: one for key, one in state.items() if _is_picklable(one, classes)})
     yield ExceptionData(type(error), (safe_text(error),), {})
 
 
-def _travels(value: Any, classes: ClassTable) -> bool:
+def _is_picklable(value: Any, classes: ClassTable) -> bool:
     try:
         body, tensors = pack(value, classes)
         unpack(body, tensors, classes)

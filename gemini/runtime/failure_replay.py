@@ -1,16 +1,16 @@
-"""Replay: the call in which a step failed, saved so that it can be made again, here, under a debugger.
+"""Failure replay: the call in which a step failed, saved so that it can be repeated in one process, under a debugger.
 
     .gemini/failures/20250131-120000-4711-1/
-        failure.json            the unit, its worker, the error, the plan, and the arguments as plain data
-        tensors.safetensors     the tensors among them, the generator's state, the gradients of a backward
+        failure.json            the module, its worker, the error, the plan, and the arguments as plain data
+        tensors.safetensors     the tensors among them, the generator state, the gradients of a backward
 
     >>> from gemini.runtime.failure_replay import load, replay
-    >>> load(folder).args                      # what the unit was given
-    >>> replay(model, folder)                  # makes the call: raises what it raised
+    >>> load(folder).args                      # the arguments of the module
+    >>> replay(model, folder)                  # repeats the call: raises what it raised
 
-Weights are not saved: load the checkpoint that the run was at. Nothing is pickled, so a folder from elsewhere can be
-opened; values that are neither tensors nor plain data are kept as text. A folder is complete or absent, the last
-three are kept, and tensors of more than 256 MB are left out.
+Weights are not saved: load the checkpoint of the run. Nothing is pickled, so a folder from elsewhere can be opened;
+values that are neither tensors nor plain data are saved as text. A folder is complete or absent, the last three are
+retained, and tensors of more than 256 MB in total are left out.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _PLAIN = (type(None), bool, int, float, str)
 
 @dataclass(frozen=True)
 class Unsaved:
-    """In the place of a value that could not be saved."""
+    """Stands for a value that could not be saved."""
 
     text: str
 
@@ -57,13 +57,13 @@ class Failure:
     worker: int
     error: str
     traceback: str
-    plan: list[list[Any]]  # units, each with its worker
+    plan: list[list[Any]]  # remote modules, each with its worker
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     gradients: list[torch.Tensor | None]  # of the outputs, for a backward
     generator: bytes
     region: Region
-    training: list[bool]  # flags of the unit's modules
+    training: list[bool]  # flags of its submodules
 
 
 # ── saving ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -106,13 +106,13 @@ def _free_name(folder: Path) -> Path:
 
 
 def _saved(folder: Path) -> list[Path]:
-    """Complete failures, oldest first."""
+    """Return complete failures, oldest first."""
     found = [one for one in folder.iterdir() if not one.name.startswith(".") and (one / _RECORD).is_file()]
     return sorted(found, key=lambda one: (one.stat().st_mtime_ns, one.name))
 
 
 def _encode(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
-    """Plain data: lists stand for themselves, everything else that is not plain is `{kind: …}`."""
+    """Return plain data: lists stand for themselves, everything else that is not plain is `{kind: …}`."""
     if isinstance(value, torch.Tensor):
         if value.layout is not torch.strided or value.is_quantized or value.is_nested:
             return {"unsaved": f"a tensor of layout {value.layout}"}
@@ -178,18 +178,18 @@ def _decode(data: Any, tensors: dict[str, torch.Tensor]) -> Any:
 
 
 def replay(model: nn.Module, folder: str | os.PathLike[str]) -> Any:
-    """Make a saved call again, in this process; returns its result, or raises what it raised."""
+    """Repeat a saved call in this process; return its result, or raise what it raised."""
     failure = load(folder)
     missing = _missing([failure.args, failure.kwargs, failure.gradients])
     if missing:
         raise ArtifactError(
-            f"{folder} cannot be replayed: it has no {missing[0].text}\n    → load() gives what was saved; add the rest"
+            f"{folder} cannot be replayed: it has no {missing[0].text}\n    → load() returns what was saved"
         )
     try:
         module = model.get_submodule(failure.unit)
     except AttributeError as error:
         raise ArtifactError(
-            f"{type(model).__name__} has no module {failure.unit!r}\n    → give the model of the run, a {failure.model}"
+            f"{type(model).__name__} has no module {failure.unit!r}\n    → pass the model of the run, a {failure.model}"
         ) from error
     modules, before = list(module.modules()), [one.training for one in module.modules()]
     try:

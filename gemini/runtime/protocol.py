@@ -1,26 +1,26 @@
-"""The protocol: what controller and workers say to each other.
+"""Protocol: the messages between controller and workers.
 
-    controller                                worker
-    Hello(secret, paths, …)            ──►
-                                       ◄──    Ready
-    Place(homes)  Install(units)       ──►
-                                       ◄──    Done
-    Forward(call, unit, arguments, …)  ──►    runs the unit, keeps its graph if a backward may follow
-                                       ◄──    Said(text), Warned, Logged: at any time
-                                       ◄──    Outputs · Refused(reason) · Raised(exception)
-    Backward(call, gradients, …)       ──►
-                                       ◄──    Gradients
-    … each request may carry `dropped`: calls whose graph nobody needs any more; else Drop does
-    Forget(units, homes)               ──►    of a model that the program has deleted
-    Describe(classes)                  ──►    what classes of libraries have there
-                                       ◄──    Described(attributes)
-    Probe                              ──►    how fast it is now, while others are asked the same
-                                       ◄──    Probed(speed)
-    Peak                               ──►    the most memory that it had
-                                       ◄──    Peaked(MB)
-    Stop                               ──►    leaves
+    controller                                        worker
+    Hello(secret, paths, …)                    ──►
+                                               ◄──    Ready
+    MapTensors(layouts) InstallModules(…)      ──►
+                                               ◄──    Done
+    Forward(call, module, arguments, …)        ──►    runs the module, retains its graph if a backward may follow
+                                               ◄──    Printed(text), Warned, Logged: at any time
+                                               ◄──    Outputs · Refused(reason) · Raised(exception)
+    Backward(call, gradients, …)               ──►
+                                               ◄──    Gradients
+    … a request may carry `dropped`: calls whose graph is no longer needed; else DropCalls does
+    Forget(modules, tensors)                   ──►    of a model that the script has deleted
+    DescribeClasses(classes)                   ──►    attributes of library classes in the worker
+                                               ◄──    ClassAttributes(attributes)
+    MeasureSpeed                               ──►    its speed while all workers are measured
+                                               ◄──    MeasuredSpeed(speed)
+    MeasurePeak                                ──►    its peak memory
+                                               ◄──    MeasuredPeak(MB)
+    Stop                                       ──►    exits
 
-Requests carry a number and the reply repeats it, so a reply that nobody waits for any more (Ctrl-C) is recognised.
+Requests carry a number that the reply repeats, so a reply that no thread waits for any more (Ctrl-C) is recognized.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ from gemini.runtime.transport.tensor_layout import TensorLayout
 
 
 class Hello(NamedTuple):
-    """The first message: how to be like the controller's process."""
+    """The first message: the settings of the controller's process."""
 
     secret: bytes
-    place: int
+    worker: int
     threads: int
     path: list[str]
     dtype: torch.dtype
     recursion: int
     device: str
-    back_end: str  # where its class is found
+    back_end: str  # the path of its class
 
 
 class Ready(NamedTuple):
@@ -56,7 +56,7 @@ class Ready(NamedTuple):
 
 
 class Preload(NamedTuple):
-    """Modules of Python that the model will need: imported while the first call runs elsewhere. Nothing is answered."""
+    """Python modules that the model will need: imported while the first call runs in the controller. No reply."""
 
     names: list[str]
 
@@ -66,28 +66,28 @@ class MapTensors(NamedTuple):
 
     number: int
     size: int
-    shared: bytes  # what is needed to open it
+    shared: bytes  # needed to open it
     first: int  # number of the first tensor
-    homes: list[TensorLayout]
+    layouts: list[TensorLayout]
 
 
 class InstallModules(NamedTuple):
     """Modules to run, by number."""
 
     number: int
-    units: dict[int, Any]
+    modules: dict[int, Any]
 
 
 class Forget(NamedTuple):
-    """Modules and tensors that nobody will ask for any more."""
+    """Modules and tensors that will not be used any more."""
 
     number: int
-    units: list[int]
-    homes: list[int]
+    modules: list[int]
+    tensors: list[int]
 
 
 class DescribeClasses(NamedTuple):
-    """What do classes of libraries have there, by module and name?"""
+    """Request the attributes of library classes in the worker, by module and name."""
 
     number: int
     classes: list[tuple[str, str]]
@@ -101,13 +101,13 @@ class ClassAttributes(NamedTuple):
 
 
 class MeasureSpeed(NamedTuple):
-    """How fast is the worker now? All are asked at the same time."""
+    """Request the worker's speed; all workers measure at the same time."""
 
     number: int
 
 
 class MeasuredSpeed(NamedTuple):
-    """What it computes and what it moves: see `gemini.profiling.host_speed`."""
+    """The worker's speed, as in `gemini.profiling.host_speed`."""
 
     number: int
     products: float
@@ -115,50 +115,50 @@ class MeasuredSpeed(NamedTuple):
 
 
 class MeasurePeak(NamedTuple):
-    """What is the most memory that the worker had since it was told to begin?"""
+    """Request the worker's peak memory since the last reset."""
 
     number: int
-    begins: bool = False  # to count anew; then it answers with Done
+    begins: bool = False  # reset; the reply is Done
 
 
 class MeasuredPeak(NamedTuple):
-    """Without what it had before any model; not a number where it cannot tell."""
+    """Peak memory without the base memory of the process; NaN if it cannot be measured."""
 
     number: int
     mb: float
 
 
 class DropCalls(NamedTuple):
-    """Calls whose graph nobody needs any more, where no other request takes that along. Nothing is answered."""
+    """Calls whose graph is no longer needed, where no other request can carry them. No reply."""
 
     number: int
     calls: list[int]
 
 
 class Stop(NamedTuple):
-    """Leave."""
+    """Exit."""
 
     number: int
 
 
 class Done(NamedTuple):
-    """A request is carried out."""
+    """A request has been carried out."""
 
     number: int
 
 
 class Refused(NamedTuple):
-    """A unit did something that cannot be done from afar, or we failed; everything is as before the call."""
+    """A module did what cannot be done remotely, or the worker failed; the state is as before the call."""
 
     number: int
     reason: str
-    is_fault: bool = False  # a fault of ours, with the traceback after the reason
+    is_fault: bool = False  # an internal fault, with the traceback after the reason
 
 
 class Raised(NamedTuple):
-    """A unit raised: the exception in a form that travels, where, its traceback as text, the generator's state then.
+    """User code raised: the exception in a portable form, where, its traceback as text, and the generator state.
 
-    `chain`: the places in code that it went through, and the exceptions that led to it, with theirs.
+    `chain`: the code positions that it passed, and the exceptions that led to it with theirs.
     """
 
     number: int
@@ -170,14 +170,14 @@ class Raised(NamedTuple):
 
 
 class Printed(NamedTuple):
-    """Text that a unit has written to `stdout` or `stderr`."""
+    """Text that a module has written to `stdout` or `stderr`."""
 
     stream: str
     text: str
 
 
 class Warned(NamedTuple):
-    """A warning of a unit."""
+    """A warning from a module."""
 
     category: type[Warning]
     text: str
@@ -186,68 +186,68 @@ class Warned(NamedTuple):
 
 
 class Logged(NamedTuple):
-    """A record that a unit has logged, by the attributes of a `logging.LogRecord`."""
+    """A record that a module has logged, by the attributes of a `logging.LogRecord`."""
 
     record: dict[str, Any]
 
 
 class InstallReplica(NamedTuple):
-    """Tensors of a unit for a worker that shares no memory: their forms, and the contents of each storage.
+    """Tensors of a module for a worker without shared memory: their layouts, and the contents of each storage.
 
-    The worker compares the source files of the classes it is to run with ours, by their hashes.
+    The worker compares the hashes of the source files of the classes with its own.
     """
 
     number: int
-    unit: int
+    module: int
     first: int  # number of the first tensor
-    homes: list[TensorLayout]
+    layouts: list[TensorLayout]
     sources: dict[str, str]
     contents: list[torch.Tensor]
 
 
 class WriteTensors(NamedTuple):
-    """New contents of storages of a unit, on a worker that shares no memory; either way. Nothing is answered."""
+    """New contents of storages of a module, for a worker without shared memory; in both directions. No reply."""
 
     number: int
-    unit: int
+    module: int
     places: list[int]
     tensors: list[Any]
 
 
-UNSOLICITED = (Printed, Warned, Logged, WriteTensors)  # not replies: they come in between
+UNSOLICITED = (Printed, Warned, Logged, WriteTensors)  # no replies: they arrive at any time
 
 
 # ── the frequent ones: plain data, with the tensors as the last field ──────────────────────────────────────────────
 class Forward(NamedTuple):
-    """Run a unit. What has not changed since the last time is left out, so that most of it is seldom sent."""
+    """Run a module. Fields that have not changed since the last call are left out."""
 
     number: int
-    unit: int
+    module: int
     body: bytes
-    region: Any  # and the switches of torch; None: those of the last call that named them
-    generator: bytes  # b"": the state that the last call named, whatever has been drawn since
-    state: Any  # of the unit: training flags, frozen parameters; None: as before
+    region: Any  # with torch's flags; None: as in the last call that sent them
+    generator: bytes  # b"": the state that the last call sent
+    state: Any  # of the module: training flags, frozen parameters; None: as before
     dropped: list[int]
-    absent: list[Any]  # facts of tensors that stay at home, None among the tensors
+    placeholders: list[Any]  # placeholders of tensors that are not sent, None among the tensors
     tensors: list[Any]
 
 
 class Outputs(NamedTuple):
-    """What a unit returned. An output that is one of the inputs is named by its place, in `same`, instead."""
+    """The outputs of a module. An output that is one of the inputs is named by its place, in `same`."""
 
     number: int
     body: bytes
     same: list[int | None]
     differentiable: list[bool]
-    generator: bytes  # where the unit drew random numbers
-    written: bool  # whether it writes to buffers
-    objects: bool  # whether it was given objects: the body is a parcel, with what it has changed of them
-    node: str  # what the first differentiable one comes from, as torch calls it
+    generator: bytes  # set if the module drew random numbers
+    written: bool  # whether the module writes to buffers
+    objects: bool  # whether arguments include mutable objects: the body also holds their changes
+    node: str  # the grad_fn name of the first differentiable output
     tensors: list[Any]
 
 
 class Backward(NamedTuple):
-    """Gradients of the outputs of a call; `inputs` and `parameters` that want one."""
+    """Gradients of the outputs of a call; `inputs` and `parameters` are those whose gradients are requested."""
 
     number: int
     call: int
@@ -258,7 +258,7 @@ class Backward(NamedTuple):
 
 
 class Gradients(NamedTuple):
-    """The gradients that were asked for, inputs first; None where one took no part."""
+    """The requested gradients, inputs first; None for one that took no part."""
 
     number: int
     tensors: list[Any]

@@ -1,6 +1,6 @@
-"""Tensors that calls of modules keep, as their inputs: these objects are read again when gradients are differentiated.
+"""Retained inputs: tensors that remote calls retain as their inputs, and read again when gradients are differentiated.
 
-A deferred tensor that becomes such a one must not take its contents over: it stands for it instead.
+A deferred tensor among them must not take its contents over in place: it refers to the real tensor instead.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from collections.abc import Iterable
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
-_KEPT = WeakTensorKeyDictionary()
+_retained = WeakTensorKeyDictionary()
 
 
 def retain(tensors: Iterable[torch.Tensor]) -> None:
-    """These objects stay what they are for as long as they live."""
+    """Mark these tensor objects as inputs of a call, for as long as they live."""
     for tensor in tensors:
-        _KEPT[tensor] = True
+        _retained[tensor] = True
 
 
 def is_retained(tensor: torch.Tensor) -> bool:
-    """Whether a call has this object."""
-    return tensor in _KEPT
+    """Return whether a call retains this object."""
+    return tensor in _retained

@@ -1,27 +1,27 @@
-"""Messages of the executor: what controller and workers, and workers among themselves, say about steps.
+"""Step messages: what controller and workers, and workers among themselves, exchange about pipelined steps.
 
     controller                                    worker
     Connect(peer)              + descriptor ──►   has a link to another worker
-    Sources(texts) Stages(…)                ──►   generated text is executed there, stages arrive as units do
-    Tasks(key, …)                           ──►   knows what to do in such a step
-    Step(key, inputs, …)                    ──►   runs it; Parcels go from worker to worker
+    Sources(texts) Stages(…)                ──►   executes generated code, installs the stages
+    Tasks(key, …)                           ──►   has its tasks for one kind of step
+    Step(key, inputs, …)                    ──►   runs it; PeerMessages go from worker to worker
                                             ◄──   Stepped · Raised · Refused
-    Abandon(step)                           ──►   a peer has failed: everything is as before the step
-    Fetch(step, name)                       ──►   an output that has stayed there
+    AbortStep(step)                         ──►   a peer has failed: the state is as before the step
+    Fetch(step, name)                       ──►   an output that the worker retains
                                             ◄──   Fetched
-    Retire(programs)                        ──►   forgets stages
+    RetirePrograms(programs)                ──►   drops stages
 
-Each but Parcel is answered, with `Done` where nothing else is named.
+Each but PeerMessage has a reply, `Done` where nothing else is named.
 """
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import gemini.runtime.protocol  # noqa: F401 - its messages first
+import gemini.runtime.protocol  # noqa: F401 - registers its messages first
 from gemini.runtime.transport.link import Link
 
-ABORTED = "abandoned"  # why a step is refused that was given up elsewhere
+ABORTED = "aborted"  # the reason of a refusal where another worker has failed
 
 
 class Connect(NamedTuple):
@@ -33,15 +33,15 @@ class Connect(NamedTuple):
 
 
 class Sources(NamedTuple):
-    """Generated files, by path, and what they import of the user's program."""
+    """Generated files, by path, and the objects that they import from the script."""
 
     number: int
     texts: dict[str, str]
-    lent: dict[str, dict[str, Any]]
+    user_objects: dict[str, dict[str, Any]]
 
 
 class Stages(NamedTuple):
-    """Live stages of a program, by number; tensors of the model in them are named."""
+    """Live stages of a program, by number; tensors of the model in them are sent as numbers."""
 
     number: int
     program: int
@@ -53,7 +53,7 @@ class Stages(NamedTuple):
 
 
 class Tasks(NamedTuple):
-    """What a worker does in a step of one kind."""
+    """The tasks of a worker in one kind of step."""
 
     number: int
     key: int
@@ -75,15 +75,17 @@ class RetirePrograms(NamedTuple):
 
 
 class AbortStep(NamedTuple):
-    """A step has failed elsewhere."""
+    """A step has failed in another worker."""
 
     number: int
     step: int
 
 
 class Fetch(NamedTuple):
-    """An output that has stayed in the worker: joined as its kind says, summed, or of the first micro-batch; all
-    parts, where other workers have more of them."""
+    """Request an output that a worker retains: joined by its batch kind, summed, or of the first micro-batch.
+
+    All parts, if other workers have some too.
+    """
 
     number: int
     step: int
@@ -95,9 +97,9 @@ class Fetch(NamedTuple):
 class Step(NamedTuple):
     """Run a step.
 
-    `inputs` are (port, dimension, place among the tensors) of whole tensors, `numbers` (port, value a micro-batch) of
-    the rest; `operands` are (value, dimension, place). Shares are as `weigh` takes them: of stages, by
-    micro-batch; of ops, by op, then micro-batch.
+    `inputs` are (port, dimension, place among the tensors) of whole tensors, `numbers` (port, value per micro-batch) of
+    other values; `operands` are (value, dimension, place). Shares are as `weigh` takes them: those of stages by
+    micro-batch, those of ops by op, then micro-batch.
     """
 
     number: int
@@ -114,32 +116,32 @@ class Step(NamedTuple):
     keep: list[str]
     generator: bytes
     dropped: list[int]
-    layout: int  # the last one of gradients that is known
+    layout: int  # the last layout of gradients that the controller has
     tensors: list[Any]
 
 
 class Stepped(NamedTuple):
-    """What a worker has to say after a step.
+    """The results of a step in one worker.
 
-    `gradients` are (number of the parameter's home, latest stage, header): the memory in which they were summed up;
-    None where they are those of a layout that the controller knows, as from one step to the next they usually are.
-    `given` are (port, stage) of gradients of inputs, `operands` numbers of values; their tensors follow the root's.
+    `gradients` are (number of the parameter, latest stage, header): the memory in which they were summed; None if they
+    have a layout that the controller knows, as is usual. `given` are (port, stage) of gradients of inputs, `operands`
+    numbers of values; their tensors follow the root's.
     """
 
     number: int
     layout: int
     gradients: list[Any] | None
-    loose: list[int]  # homes of parameters whose gradients are among the tensors, first
+    loose: list[int]  # numbers of parameters whose gradients are among the tensors, first
     has_root: bool
     given: list[Any]
     operands: list[int]
     generator: bytes
-    trace: bytes  # events, to be read by whoever wants to know
+    trace: bytes  # timed events, marshalled
     tensors: list[Any]
 
 
 class Fetched(NamedTuple):
-    """An output; its parts and their micro-batches, where others have more of them."""
+    """An output; its parts and their micro-batches, if other workers have some too."""
 
     number: int
     mids: list[int]
@@ -154,7 +156,7 @@ class PeerMessage(NamedTuple):
     """
 
     step: int
-    kind: str  # "value", "gradient", "state", or "" for nothing but slabs given back
+    kind: str  # "value", "gradient", "state", or "" for released slabs only
     mid: int
     names: list[Any]
     state: bytes

@@ -1,11 +1,11 @@
-"""Tracebacks as they are without us: what raises in a worker is shown as if it had raised here, and ours is not shown.
+"""Tracebacks: an exception of a worker is shown as if it had been raised in the script, without frames of Gemini.
 
-    in a worker    where an exception went through the model, as plain data      `exception_chain`
-    here           frames at those places, in the traceback that is raised       `attach_traceback`
-    at the end     an exception nobody caught is shown without frames of ours    `strip_frames`
+    in a worker        the code positions that an exception passed, as plain data      `exception_chain`
+    in the controller  frames at those positions, in the traceback that is raised      `attach_traceback`
+    at the exit        an uncaught exception is shown without frames of Gemini         `strip_frames`
 
-A traceback wants frames, and frames of another process cannot be had. Each is one of code of a single statement,
-compiled for the file, line and name of the original; Python reads the text of the line from the file, as always.
+A traceback needs frames, and frames of another process are not available. Each is a frame of code with a single
+statement, compiled for the file, line and name of the original; Python reads the text of the line from the file.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ import torch
 from torch import nn
 
 _OURS = str(Path(__file__).parents[1]) + os.sep
-_NOT_THE_PROGRAMS = (_OURS, str(Path(torch.__file__).parent) + os.sep)
+_NOT_USER_CODE = (_OURS, str(Path(torch.__file__).parent) + os.sep)
 _LIBRARIES = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")})
-_LONG = 10  # exceptions in a chain, and no more
+_LONG = 10  # exceptions in a chain, at most
 _UNKNOWN = -1  # a column
 
 
 class CodePosition(NamedTuple):
-    """Where code was when an exception went through it."""
+    """Where code was when an exception passed through it."""
 
     file: str
     name: str
@@ -43,7 +43,7 @@ class CodePosition(NamedTuple):
 
 
 class ChainedException(NamedTuple):
-    """One exception of a chain, in a form that travels, and its places; `explains` the next: it is its cause."""
+    """One exception of a chain, in a portable form, with its positions; `explains`: it is the cause of the next."""
 
     exception: Any
     places: list[CodePosition]
@@ -52,17 +52,17 @@ class ChainedException(NamedTuple):
 
 # ── in a worker ──────────────────────────────────────────────────────────────────────────────────────────────────────
 def exception_chain(error: BaseException, portable: Callable[[BaseException], Any]) -> list[ChainedException]:
-    """An exception and those that led to it, last one first. The first is not sent with it: `Raised` has it."""
+    """Return an exception and those that led to it, last one first. The first is not included: `Raised` has it."""
     found = [ChainedException(None, traceback_positions(error.__traceback__), False)]
     for one, explains in itertools.islice(_leading_to(error), _LONG):
         places = traceback_positions(one.__traceback__)
-        if places:  # else it is a matter of ours
+        if places:  # else it is internal
             found.append(ChainedException(portable(one), places, explains))
     return found
 
 
 def traceback_positions(trace: TracebackType | None) -> list[CodePosition]:
-    """Where an exception went through code that is not ours."""
+    """Return where an exception passed through code outside Gemini."""
     found = []
     for one in _entries(trace):
         code = one.tb_frame.f_code
@@ -94,7 +94,7 @@ def _leading_to(error: BaseException) -> Iterator[tuple[BaseException, bool]]:
 
 
 def _extent(code: CodeType, entry: TracebackType) -> tuple[int, int, int]:
-    """The last line, the first and the last column of what was being done; from Python 3.11 on."""
+    """Return the last line, the first and the last column of the current instruction; from Python 3.11 on."""
     unknown = (entry.tb_lineno, _UNKNOWN, _UNKNOWN)
     positions: Any = getattr(code, "co_positions", None)
     if positions is None or entry.tb_lasti < 0:
@@ -108,11 +108,11 @@ def _extent(code: CodeType, entry: TracebackType) -> tuple[int, int, int]:
     return end_line, column, end_column
 
 
-# ── here ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── in the controller ───────────────────────────────────────────────────────────────────────────────────────────────
 def attach_traceback(
     error: BaseException, chain: Sequence[ChainedException], rebuilt: Callable[[Any], BaseException]
 ) -> None:
-    """Let an exception that has come from a worker go on where it was there, after those that led to it."""
+    """Continue the traceback of an exception from a worker with its frames there, after those that led to it."""
     for raising in chain:
         if raising.exception is not None:
             before = rebuilt(raising.exception)
@@ -127,11 +127,11 @@ def attach_traceback(
 
 
 class FrameOwner:
-    """Generators, for as long as the exception lives through whose traceback they go.
+    """Generators, for as long as the exception lives whose traceback refers to their frames.
 
-    One that is gone would be closed, by frames that its own might keep. Nor may it be found by its own frame alone: a
-    frame does not tell the garbage collector what it holds while its generator waits, and would be left with names
-    that are freed.
+    A generator that is freed is closed, by frames that its own might retain. Nor may only its own frame refer to it:
+    a frame does not report its references to the garbage collector while its generator waits, and would be left with
+    freed names.
     """
 
     def __init__(self, waiting: Sequence[GeneratorType[None, None, None]] = ()) -> None:
@@ -151,8 +151,7 @@ def _trace(waiting: Sequence[GeneratorType[None, None, None]], places: Sequence[
 
 
 def _waiting_at(place: CodePosition) -> GeneratorType[None, None, None]:
-    """A generator that waits at a place; frames of what does not wait keep those they were made in, with all that
-    these know."""
+    """Return a generator suspended at a position; other frames would retain their callers and their variables."""
     generator: GeneratorType[None, None, None] = FunctionType(_code(place), {})()
     next(generator)
     return generator
@@ -174,12 +173,12 @@ def _code(place: CodePosition) -> CodeType:
 
 
 def add_note(error: BaseException, text: str) -> None:
-    """Add a line that is shown below an exception, where Python shows such."""
+    """Add a line that is shown below an exception, if Python supports notes."""
     error.__notes__ = [*getattr(error, "__notes__", ()), text]  # type: ignore[attr-defined]
 
 
 class CallSite(NamedTuple):
-    """Where the program is."""
+    """A position in the script."""
 
     code: CodeType
     line: int
@@ -189,45 +188,45 @@ class CallSite(NamedTuple):
 
 
 def call_site() -> CallSite:
-    """Where the program has called us, or torch, from."""
+    """Return where the script has called Gemini or torch."""
     frame, found = sys._getframe(1), sys._getframe(1)
     while frame is not None:
         found = frame
-        if not frame.f_code.co_filename.startswith(_NOT_THE_PROGRAMS):
+        if not frame.f_code.co_filename.startswith(_NOT_USER_CODE):
             break
         frame = frame.f_back  # type: ignore[assignment]
     return CallSite(found.f_code, found.f_lineno)
 
 
-# ── at the end ───────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── at the exit ─────────────────────────────────────────────────────────────────────────────────────────────────────
 def strip_frames(error: BaseException) -> TracebackType | None:
-    """Take frames of ours out of the tracebacks of an exception and of those that led to it; its traceback then.
+    """Remove frames of Gemini from the tracebacks of an exception and of those that led to it; return its traceback.
 
-    One that has no other frames is left as it is. An interrupt that came while we were at work is shown where the
-    program was: the libraries that we used are no matter of its.
+    A traceback without other frames is unchanged. An interrupt during Gemini's work is shown where the script was,
+    without frames of libraries that Gemini used.
     """
     if isinstance(error, KeyboardInterrupt) and any(
         _is_ours(one.tb_frame.f_code) for one in _entries(error.__traceback__)
     ):
-        _end_in_the_program(error)
+        _end_in_user_code(error)
     for one in itertools.chain((error,), (before for before, _ in itertools.islice(_leading_to(error), _LONG))):
         one.__traceback__ = _without_ours(one.__traceback__)
     return error.__traceback__
 
 
-def _end_in_the_program(error: BaseException) -> None:
-    own = [one for one in _entries(error.__traceback__) if _is_the_programs(one.tb_frame.f_code)]
+def _end_in_user_code(error: BaseException) -> None:
+    own = [one for one in _entries(error.__traceback__) if _is_user_code(one.tb_frame.f_code)]
     if own:
         own[-1].tb_next = None
     before = error.__context__
-    if before is not None and not any(_is_the_programs(one.tb_frame.f_code) for one in _entries(before.__traceback__)):
+    if before is not None and not any(_is_user_code(one.tb_frame.f_code) for one in _entries(before.__traceback__)):
         error.__suppress_context__ = True
 
 
 def shorten_traceback(error: BaseException) -> None:
-    """Of an exception of the program's code, on its way out: leave of frames of ours the first, which it called.
+    """Remove frames of Gemini, except the first, from an exception of user code.
 
-    What our own code raises keeps its frames, for whoever looks for the fault.
+    Exceptions of Gemini's own code keep their frames, for debugging.
     """
     entries = [*_entries(error.__traceback__)]
     if entries and not _is_ours(entries[-1].tb_frame.f_code):
@@ -239,11 +238,11 @@ def _without_ours(trace: TracebackType | None) -> TracebackType | None:
 
 
 def _without(trace: TracebackType | None) -> Iterator[TracebackType]:
-    """The entries that are not ours, linked to each other."""
-    kept = [one for one in _entries(trace) if not _is_ours(one.tb_frame.f_code)]
-    for one, following in zip(kept, [*kept[1:], None]):
+    """Yield the entries outside Gemini, linked to each other."""
+    rest = [one for one in _entries(trace) if not _is_ours(one.tb_frame.f_code)]
+    for one, following in zip(rest, [*rest[1:], None]):
         one.tb_next = following
-    return iter(kept)
+    return iter(rest)
 
 
 def _entries(trace: TracebackType | None) -> Iterator[TracebackType]:
@@ -252,8 +251,8 @@ def _entries(trace: TracebackType | None) -> Iterator[TracebackType]:
         trace = trace.tb_next
 
 
-def _is_the_programs(code: CodeType) -> bool:
-    return not code.co_filename.startswith((*_NOT_THE_PROGRAMS, *_LIBRARIES, "<frozen ", "<__array_function__"))
+def _is_user_code(code: CodeType) -> bool:
+    return not code.co_filename.startswith((*_NOT_USER_CODE, *_LIBRARIES, "<frozen ", "<__array_function__"))
 
 
 def _is_ours(code: CodeType) -> bool:

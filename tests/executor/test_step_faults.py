@@ -173,7 +173,7 @@ def two():
     ([["0F0", "0B0"], ["1B0"]], "1F0 is missing"),
     ([["0F0", "0B0", "0W0"], ["1F0", "1B0"]], "both there"),
     ([["0F0", "1B0"], ["1F0", "0B0"]], "on several workers"),
-    ([["0F0", "0(loss)0", "0B0"], ["1F0", "1B0"]], "no forward or backward"),
+    ([["0F0", "0(loss)0", "0B0"], ["1F0", "1B0"]], "neither forward nor backward"),
     ([[], []], "no actions"),
 ])  # fmt: skip
 def test_plans_that_do_not_fit(two, rows, said: str) -> None:

@@ -387,7 +387,7 @@ def test_what_lies_deeper_is_seen(kind: type[nn.Module], change: Callable[[], No
     reads = ExternalReads(kind())
     assert not reads.check(None)
     change()
-    assert reads.check(None) == f"its code reads {name}, which the program changes"
+    assert reads.check(None) == f"its code reads {name}, which the script changes"
 
 
 class Ring:

@@ -168,7 +168,7 @@ def test_a_change_is_seen(case: Callable[[], Case], monkeypatch: pytest.MonkeyPa
     before = model(torch.ones(2, 4))
     change()
     assert not torch.equal(model(torch.ones(2, 4)), before)
-    assert read.check(None).endswith("which the program changes")
+    assert read.check(None).endswith("which the script changes")
 
 
 def test_variables_that_a_forward_fills_once_may_stay_and_counters_may_not() -> None:

@@ -58,8 +58,8 @@ def train(model: nn.Module, loader: Any, point: str) -> None:
 
 def paths(model: nn.Module) -> dict[str, int]:
     """How steps were run, where plans are made."""
-    found = dispatch.find(model)
-    return {} if found is None or found.pipelined is None else found.pipelined.story.steps
+    found = dispatch.find_managed(model)
+    return {} if found is None or found.pipelined is None else found.pipelined.journal.steps
 
 
 def later(seconds: float) -> None:

@@ -10,7 +10,7 @@ from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 
 from gemini.guards.active_modes import active_mode
 from gemini.runtime.eager.first_call_trace import FirstCallTrace, ModuleTrace
-from gemini.runtime.eager.module_placement import choose, deal
+from gemini.runtime.eager.module_placement import distribute, place_modules
 
 WORK = st.lists(st.integers(0, 1000), min_size=1, max_size=30)
 
@@ -21,7 +21,7 @@ def seen(work: list[int]) -> list[ModuleTrace]:
 
 @given(WORK, st.integers(1, 6))
 def test_neighbours_stay_together_and_no_worker_is_idle(work: list[int], workers: int) -> None:
-    dealt = deal(seen(work), workers)
+    dealt = distribute(seen(work), workers)
     places = [place for _, place in dealt]
     assert [one.order for one, _ in dealt] == list(range(len(work)))
     assert places == sorted(places)
@@ -31,7 +31,7 @@ def test_neighbours_stay_together_and_no_worker_is_idle(work: list[int], workers
 @given(WORK, st.integers(1, 6))
 def test_the_largest_load_is_within_one_unit_of_the_average(work: list[int], workers: int) -> None:
     loads = [0.0] * workers
-    for one, place in deal(seen(work), workers):
+    for one, place in distribute(seen(work), workers):
         loads[place] += one.work
     assert max(loads) <= sum(work) / workers + max(work) + 1e-6
 
@@ -59,7 +59,7 @@ def observed(model: nn.Module, x: torch.Tensor) -> FirstCallTrace:
 
 def names(model: nn.Module, x: torch.Tensor, workers: int) -> list[tuple[str, int]]:
     known = {id(module): name for name, module in model.named_modules()}
-    return [(known[id(one.module)], place) for one, place in choose(observed(model, x).root, workers)]
+    return [(known[id(one.module)], place) for one, place in place_modules(observed(model, x).root, workers)]
 
 
 @given(st.integers(2, 9), st.integers(2, 4))

@@ -11,7 +11,7 @@ from types import ModuleType
 import cloudpickle
 import pytest
 
-from gemini.runtime.transport.serialization import _by_value, _from_value
+from gemini.runtime.transport.serialization import _copy_code, _load_code
 from gemini.user_code import is_user_module
 
 TEXT = """
@@ -47,15 +47,15 @@ def runs(tmp_path: Path) -> int:
 
 
 def test_a_function_arrives_though_its_file_is_not_run(module: ModuleType, tmp_path: Path) -> None:
-    body = _by_value(module.scaled)
+    body = _copy_code(module.scaled)
     sys.modules.pop(module.__name__)  # as in a worker
-    assert _from_value(body)(2) == 6
+    assert _load_code(body)(2) == 6
     assert runs(tmp_path) == 1
-    assert not cloudpickle.list_registry_pickle_by_value()
+    assert not cloudpickle.list_registry_pickle_copy_code()
 
 
 def test_what_cannot_be_copied_is_imported(module: ModuleType, tmp_path: Path) -> None:
-    body = _by_value(module.held)
+    body = _copy_code(module.held)
     sys.modules.pop(module.__name__)
-    assert _from_value(body)(2)[0] == 2
+    assert _load_code(body)(2)[0] == 2
     assert runs(tmp_path) == 2

@@ -101,7 +101,7 @@ def test_a_worker_that_dies_is_named_and_the_model_goes_on_here(act: str, text: 
     capsys.readouterr()
     for _ in range(2):
         model(inputs(0)).sum().backward()
-    assert capsys.readouterr().err.count("runs in this process from here on") == 1
+    assert capsys.readouterr().err.count("runs in this process from now on") == 1
     assert [float(one.count) for one in model] == [at + 2 + (when == 2) for at in counts]
 
 

@@ -154,7 +154,7 @@ def test_a_fault_in_our_own_code(kind: type, pool: WorkerPool, monkeypatch: pyte
 
 def test_a_fault_of_ours_before_anything_is_asked(pool: WorkerPool, monkeypatch: pytest.MonkeyPatch) -> None:
     model, local, managed = pair(pool, quiet=True)
-    monkeypatch.setattr(RemoteModule, "obstacle", lambda _: {}["nothing"])
+    monkeypatch.setattr(RemoteModule, "find_obstacle", lambda _: {}["nothing"])
     same(model, local)
     assert managed.demotions >= 4
 

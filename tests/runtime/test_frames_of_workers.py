@@ -103,7 +103,7 @@ def test_an_interrupt_of_our_work_is_shown_where_the_program_was(monkeypatch: py
         return code.co_name in ("ours", "interrupt")
 
     monkeypatch.setattr(tracebacks, "_is_ours", is_ours)
-    monkeypatch.setattr(tracebacks, "_is_the_programs", lambda code: code.co_name.startswith("test_"))
+    monkeypatch.setattr(tracebacks, "_is_user_code", lambda code: code.co_name.startswith("test_"))
     strip_frames(error)
     assert [entry.name for entry in traceback.extract_tb(error.__traceback__)] == [
         "test_an_interrupt_of_our_work_is_shown_where_the_program_was"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -43,7 +44,9 @@ def managed(model: nn.Module, pool: WorkerPool, micro_batches: int, overlapped: 
     if overlapped:
         wish = PlanRequest(len(pool.workers), micro_batches, cache=False)
         story = ModelJournal(type(model).__name__, len(pool.workers))
-        made.pipelined = PipelinedModel(made, lambda *call: plan_step(*call, wish), story)
+        made.pipelined = PipelinedModel(
+            made, lambda *call, **changes: plan_step(*call, replace(wish, **changes)), story
+        )
     dispatch.manage(model, made)
     return made
 

@@ -240,7 +240,7 @@ def test_changes_are_done_in_place_and_only_they() -> None:
     changes = given.changes()
     assert isinstance(changes, dict)
     objects = find_objects(tuple(mine), {})
-    parcel, tensors = given.parcel(copies[0], changes)
+    parcel, tensors = given.pack_result(copies[0], changes)
     result, changed = apply_result(unpack(parcel, tensors, classes, objects), objects)
     assert changed
     assert result is shared
@@ -256,7 +256,7 @@ def test_changes_are_done_in_place_and_only_they() -> None:
 def test_other_objects_on_the_other_side_are_a_fault_of_ours() -> None:
     classes = ClassTable()
     given = ArgumentObjects(([1],), {}, classes)
-    parcel, tensors = given.parcel(1, {})
+    parcel, tensors = given.pack_result(1, {})
     with pytest.raises(TypeError, match="other objects"):
         apply_result(unpack(parcel, tensors, classes), [{}])
 

@@ -15,10 +15,10 @@ from gemini.runtime.pool.worker_pool import WorkerPool
 def test_a_tensor_of_two_models_is_where_it_was_brought_last(pool: WorkerPool) -> None:
     shared = nn.Parameter(torch.arange(3.0))
     one, other = (SharedParameters(pool, torch.device("cpu")) for _ in range(2))
-    device, held = pool.workers[0].device, pool.workers[0].link.held
-    one.take_in([shared])
+    device, held = pool.workers[0].device, pool.workers[0].link.shared_numbers
+    one.share([shared])
     first = held[id(shared)]
-    other.take_in([shared])
+    other.share([shared])
     second = held[id(shared)]
     assert first != second
     for household, number in ((one, first), (other, second), (one, first)):
@@ -32,16 +32,16 @@ def test_a_tensor_of_two_models_is_where_it_was_brought_last(pool: WorkerPool) -
 def test_weights_that_the_program_keeps_are_not_written_over(pool: WorkerPool) -> None:
     weight = nn.Parameter(torch.zeros(3))
     household, device = SharedParameters(pool, torch.device("cpu")), pool.workers[0].device
-    household.take_in([weight])
+    household.share([weight])
     numbers = set()
     for value in range(4):
         backup, weight.data = weight.data, torch.full((3,), 7.0 + value)
         assert household.ensure_shared([weight], device)
-        numbers.add(pool.workers[0].link.held[id(weight)])
+        numbers.add(pool.workers[0].link.shared_numbers[id(weight)])
         assert (backup.tolist(), weight.tolist()) == ([value] * 3, [7.0 + value] * 3)
         weight.data = backup
         assert household.ensure_shared([weight], device)
-        numbers.add(pool.workers[0].link.held[id(weight)])
+        numbers.add(pool.workers[0].link.shared_numbers[id(weight)])
         del backup
         weight.data = weight.data + 1  # nobody looks at its home now
         assert not household.ensure_shared([weight], device)
@@ -52,7 +52,7 @@ def test_weights_that_the_program_keeps_are_not_written_over(pool: WorkerPool) -
 def test_micro_batches_bring_weights_home_once(pool: WorkerPool) -> None:
     weights = [nn.Parameter(torch.zeros(3)) for _ in range(8)]
     household, device = SharedParameters(pool, torch.device("cpu")), pool.workers[0].device
-    household.take_in(weights)
+    household.share(weights)
     backups = [weight.data for weight in weights]
     for weight in weights:
         weight.data = torch.ones(3)

@@ -52,24 +52,24 @@ def test_what_is_held_stays(borrowed: BorrowedBuffers, holder: str) -> None:
     row = row_of(*SLABS)
     for _ in range(3):
         made = borrowed.read(row)
-        assert borrowed.returned() == []
+        assert borrowed.collect_idle() == []
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             held = HOLDERS[holder](made[1])
         del made
-        assert sorted(borrowed.returned()) == [SLABS[0], *SLABS[2:]]
-        assert borrowed.returned() == []
+        assert sorted(borrowed.collect_idle()) == [SLABS[0], *SLABS[2:]]
+        assert borrowed.collect_idle() == []
         del held
-        assert borrowed.returned() == [SLABS[1]]
+        assert borrowed.collect_idle() == [SLABS[1]]
 
 
 def test_a_slab_of_two_comes_back_after_both(borrowed: BorrowedBuffers) -> None:
     """Parts of one slab are counted together."""
     first, second = borrowed.read(row_of(SLABS[0]))
     del first
-    assert borrowed.returned() == []
+    assert borrowed.collect_idle() == []
     del second
-    assert borrowed.returned() == [SLABS[0]]
+    assert borrowed.collect_idle() == [SLABS[0]]
 
 
 def test_contents_are_those_of_the_slab(borrowed: BorrowedBuffers) -> None:
@@ -85,7 +85,7 @@ def test_contents_are_those_of_the_slab(borrowed: BorrowedBuffers) -> None:
         if value == 1:
             made[0].share_memory_()  # gives the storage other memory
         del made
-        assert borrowed.returned() == [SLABS[2]]
+        assert borrowed.collect_idle() == [SLABS[2]]
 
 
 def test_another_layout_in_the_same_slab(borrowed: BorrowedBuffers) -> None:
@@ -93,10 +93,10 @@ def test_another_layout_in_the_same_slab(borrowed: BorrowedBuffers) -> None:
     one, other = row_of(SLABS[0]), row_of(SLABS[0], shape=(4, 8))
     for row, shape in ((one, (8, 4)), (other, (4, 8)), (one, (8, 4))):
         assert [tuple(made.shape) for made in borrowed.read(row)] == [shape, shape]
-        assert borrowed.returned() == [SLABS[0]]
+        assert borrowed.collect_idle() == [SLABS[0]]
     smaller = BufferGroup([(0, ("part", SLABS[0], 16, *TensorPart.like(torch.empty(4))))])
     assert borrowed.read(smaller)[0].untyped_storage().nbytes() == 16
-    assert borrowed.returned() == [SLABS[0]]
+    assert borrowed.collect_idle() == [SLABS[0]]
     assert borrowed.read(one)[0].untyped_storage().nbytes() == 256
 
 
@@ -111,25 +111,25 @@ def test_made_in_inference_mode_and_used_outside(borrowed: BorrowedBuffers) -> N
 def test_slabs_come_back_in_the_order_in_which_they_are_taken_again(borrowed: BorrowedBuffers) -> None:
     """A pool takes the last one first: so every gradient finds its slab of the step before."""
     borrowed.read(row_of(*SLABS))
-    assert borrowed.returned() == SLABS[::-1]
+    assert borrowed.collect_idle() == SLABS[::-1]
 
 
 def test_what_was_foreseen_is_what_is_read(borrowed: BorrowedBuffers) -> None:
     """Made ahead for a row, and given back where nobody reads it, or another row is read."""
     row, other = row_of(*SLABS), row_of(*SLABS, shape=(4, 4))
-    assert borrowed.foresee(row) is None  # nothing of it is open
+    assert borrowed.prepare(row) is None  # nothing of it is open
     del borrowed.read(row)[:]
-    foreseen = borrowed.foresee(row)
+    foreseen = borrowed.prepare(row)
     assert foreseen is not None
     assert all(one is ahead for one, ahead in zip(borrowed.read(row), foreseen, strict=True))
     assert len(borrowed.read(row)) == len(foreseen)
     foreseen = None
-    borrowed.returned()
-    borrowed.foresee(row)
+    borrowed.collect_idle()
+    borrowed.prepare(row)
     made = borrowed.read(other)
     assert [tuple(one.shape) for one in made] == [(4, 4)] * 5
     del made
-    assert sorted(borrowed.returned()) == SLABS
+    assert sorted(borrowed.collect_idle()) == SLABS
     borrowed.read(row)
-    borrowed.foresee(row)
-    assert sorted(borrowed.returned()) == SLABS
+    borrowed.prepare(row)
+    assert sorted(borrowed.collect_idle()) == SLABS

@@ -56,7 +56,7 @@ class DrawsByMethod(nn.Linear):
 def sent(value: Any) -> Any:
     here, there = ClassTable(), ClassTable(1)
     body, tensors = pack(value, here)
-    there.take(here.news())
+    there.add_announced(here.unannounced())
     return unpack(body, tensors, there)
 
 
@@ -78,7 +78,7 @@ def test_one_that_draws_is_not_emptied_and_keeps_its_caller_at_home() -> None:
         assert not outside.check(None)  # nobody has asked it yet
         before = model(x)
         state = torch.get_rng_state()
-        assert "remembers random numbers" in outside.check(None)
+        assert "caches random numbers" in outside.check(None)
         assert not any(uses_rng(cache) for cache in find_caches(model))
         assert torch.equal(state, torch.get_rng_state())
         assert torch.equal(before, model(x))

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from gemini.runtime.eager.split_proof import prove
+from gemini.runtime.eager.split_proof import prove_split
 from gemini.runtime.interception import dispatch
 from gemini.runtime.interception.managed_model import ManagedModel
 from gemini.runtime.pool.worker_pool import WorkerPool
@@ -109,7 +109,7 @@ def test_backward_again_and_of_gradients(pool: WorkerPool) -> None:
     ],
 )
 def test_says_why_a_batch_stays_whole(model: nn.Module, reason: str, pool: WorkerPool, capsys: Any) -> None:
-    assert reason in prove(model, (torch.randn(6, 8),), {}).reason
+    assert reason in prove_split(model, (torch.randn(6, 8),), {}).reason
     reference = copy.deepcopy(model)
     made = ManagedModel(model, pool, micro_batches=3)
     dispatch.manage(model, made)
@@ -119,7 +119,7 @@ def test_says_why_a_batch_stays_whole(model: nn.Module, reason: str, pool: Worke
         expected = reference(x)
         torch.manual_seed(at)
         torch.testing.assert_close(model(x), expected)
-    assert "runs a batch as one, not in 3 micro-batches" in capsys.readouterr().err
+    assert "runs a batch as a single micro-batch, not in 3" in capsys.readouterr().err
 
 
 def test_an_error_in_a_micro_batch_is_the_models_own(pool: WorkerPool) -> None:

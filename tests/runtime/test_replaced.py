@@ -75,7 +75,7 @@ def test_the_programs_own_is_called(
     GeminiCompiler().compiler(model, config)
     assert train(model, replace, step) == pytest.approx(expected, rel=1e-5)
     name = "GELU.forward" if replace is replace_method else "torch.nn.functional.relu"
-    assert f"the program has replaced {name}" in capsys.readouterr().err
+    assert f"the script has replaced {name}" in capsys.readouterr().err
 
 
 def test_what_was_replaced_and_is_as_before_is_no_obstacle(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,7 +129,7 @@ def test_functions_of_other_libraries_count(
     )
     GeminiCompiler().compiler(model, config)
     assert train(model, replace_in_a_library, step) == pytest.approx(expected, rel=1e-5)
-    said = "the program has replaced transformers.pytorch_utils.apply_chunking_to_forward"
+    said = "the script has replaced transformers.pytorch_utils.apply_chunking_to_forward"
     assert said in capsys.readouterr().err
 
 
@@ -187,7 +187,7 @@ def test_an_attribute_that_is_added_before_the_start_counts(
     config = GeminiConfig(mode="pipeline", pipeline_degree=2, accum_degree=2, run_folder=str(tmp_path))
     GeminiCompiler().compiler(model, config)
     assert train(model, lambda _: None, 0) == pytest.approx(expected, rel=1e-5)
-    assert "the program has replaced Linear.gain" in capsys.readouterr().err
+    assert "the script has replaced Linear.gain" in capsys.readouterr().err
 
 
 def test_what_does_not_compute_may_be_replaced(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from gemini import GeminiConfig
-from gemini.compiler import planner_for
+from gemini.planner.config_planner import planner_for
 from gemini.runtime.call_outcome import CallPath
 from gemini.runtime.interception import dispatch
 from gemini.runtime.interception.managed_model import ManagedModel
@@ -72,9 +72,9 @@ def test_steps_by_a_plan_go_on_here(tmp_path: Path, capsys: Any) -> None:
 
     found = train(model, kill)
     torch.testing.assert_close(torch.tensor(found), torch.tensor(expected))
-    assert managed.pipelined.story.steps[CallPath.OVERLAPPED] >= 2
+    assert managed.pipelined.journal.steps[CallPath.OVERLAPPED] >= 2
     said = capsys.readouterr().err
-    assert said.count("runs in this process from here on") == 1
+    assert said.count("runs in this process from now on") == 1
     held = r"it held stages? [\d, ]+ of Sequential \([\d.]+ .B planned\), [\d.]+ .B of memory at the most"
     assert re.search(rf"worker 0 .* SIGKILL; .*; {held}; .* can be had now → .*--accum-degree", said), said
 

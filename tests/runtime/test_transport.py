@@ -191,7 +191,7 @@ def test_frames_that_are_held_come_when_they_are_let_go() -> None:
     """In their order, and not after one that has descriptors, which does not wait."""
     one, other = (Channel(end) for end in Channel.pair())
     assert other.receive(0) is None
-    one.hold()
+    one.cork()
     one.send(b"first")
     one.send(b"second")
     assert other.receive(0) is None
@@ -203,7 +203,7 @@ def test_frames_that_are_held_come_when_they_are_let_go() -> None:
         os.close(descriptor)
     one.send(b"fourth")
     assert other.receive(0) is None
-    one.let_go()
+    one.uncork()
     one.send(b"fifth")
     assert [other.receive(0)[0] for _ in range(2)] == [b"fourth", b"fifth"]
     one.close()

@@ -44,7 +44,7 @@ def test_a_worker_without_memory_for_ours_says_so_in_the_error_alone(capfd: Any)
     pool = WorkerPool(2, 1)
     try:
         worker = pool.workers[0]
-        worker.holds["Net"] = "stage 0 of Net (1.0 MB planned)"
+        worker.contents["Net"] = "stage 0 of Net (1.0 MB planned)"
         resource.prlimit(worker.process.pid, resource.RLIMIT_AS, (1 << 20, 1 << 20))
         with pytest.raises(WorkerError) as caught:
             worker.ask(Preload(["x" * 300_000_000]), "import a module")

@@ -1,1 +1,1 @@
-"""Devices: what the run time needs to know of an accelerator, behind one small interface."""
+"""Devices: the interface that the run time needs of an accelerator, and its back ends."""

@@ -1,4 +1,4 @@
-"""The CPU: anonymous files mapped into each process, and nothing to wait for."""
+"""CPU: anonymous files mapped into each process. Work is synchronous."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from gemini.runtime.devices.base import Device
 from gemini.runtime.devices.finalizers import call_when_freed
 from gemini.runtime.devices.host_memory import format_bytes
 
-_mapped: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()  # all that this process has mapped
+_mapped: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()  # all mappings of this process
 
 
 class MappedSegment:
-    """Anonymous memory (memfd): it has no name, needs no /dev/shm, and vanishes with the last process that has it."""
+    """Anonymous memory (memfd): it has no name, needs no /dev/shm, and is freed with the last process that maps it."""
 
     def __init__(self, size: int, descriptor: int | None = None) -> None:
         self.size = size
@@ -36,7 +36,7 @@ class MappedSegment:
         self.memory = memoryview(mapped)
 
     def view(self, offset: int, size: int, freed: Callable[[], None] | None = None) -> torch.Tensor:
-        """Bytes of it."""
+        """Return a part of the mapping."""
         if not size:
             return torch.empty(0, dtype=torch.uint8)
         part = self.memory[offset : offset + size]
@@ -45,56 +45,56 @@ class MappedSegment:
         return torch.frombuffer(part, dtype=torch.uint8)
 
     def empty(self, offset: int, size: int) -> None:
-        """Return the memory of a part to the system, in all processes that have mapped it; it holds zeros then."""
+        """Return the pages of a part to the system, for all processes that map it; it reads as zeros afterwards."""
         begin, end = -(-offset // mmap.PAGESIZE) * mmap.PAGESIZE, (offset + size) // mmap.PAGESIZE * mmap.PAGESIZE
         mapped = self.memory.obj
         if begin < end and isinstance(mapped, mmap.mmap) and hasattr(mmap, "MADV_REMOVE"):
-            with contextlib.suppress(OSError):  # then it stays
+            with contextlib.suppress(OSError):  # the memory stays allocated
                 mapped.madvise(mmap.MADV_REMOVE, begin, end - begin)
 
     def shared(self) -> tuple[bytes, tuple[int, ...]]:
-        """Its descriptor."""
+        """Return its descriptor."""
         return b"", (self.descriptor,)
 
     def was_shared(self) -> None:
-        """The mapping stays; the descriptor is not needed any more."""
+        """Close the descriptor; the mapping stays."""
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1
 
 
 class Cpu(Device):
-    """Main memory. There is one, whatever its number."""
+    """Main memory. There is one CPU device, whatever its index."""
 
     kind = "cpu"
 
     @property
     def name(self) -> str:
-        """Without a number."""
+        """The name without an index."""
         return "cpu"
 
     @property
     def where(self) -> torch.device:
-        """Without a number."""
+        """The device without an index."""
         return torch.device("cpu")
 
     def allocate(self, size: int) -> MappedSegment:
-        """Anonymous memory."""
+        """Return anonymous memory."""
         return MappedSegment(size)
 
     def open(self, size: int, shared: bytes, descriptors: tuple[int, ...]) -> MappedSegment:  # noqa: ARG002
-        """Map it."""
+        """Map a segment of another process."""
         segment = MappedSegment(size, descriptors[0])
         segment.was_shared()
         return segment
 
     def rest(self) -> None:
-        """Let go of pages; the memory is a file's and stays what it is, and whoever looks again has them again."""
+        """Release resident pages; the contents stay in the anonymous file and are paged in on the next access."""
         for mapped in list(_mapped):
             if hasattr(mmap, "MADV_DONTNEED"):
                 with contextlib.suppress(OSError):
                     mapped.madvise(mmap.MADV_DONTNEED)
 
     def owns(self, tensor: torch.Tensor) -> bool:
-        """Whether it is in main memory."""
+        """Return whether the tensor is in main memory."""
         return bool(tensor.device.type == "cpu")

@@ -1,8 +1,8 @@
-"""CUDA: memory of a GPU that processes share.
+"""CUDA: GPU memory that processes share.
 
-Work on a GPU is queued: a process that sends a tensor may not have computed it yet. So each end waits for the GPU
+Work on a GPU is queued: a process that sends a tensor may not have computed it yet. Each end therefore synchronizes
 before it sends a frame. Events that cross processes would let the queues run on, but processes that share a GPU take
-turns on it anyway, and waiting leaves nothing with the driver that could outlive a process.
+turns on it anyway, and synchronizing leaves no driver state that could outlive a process.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gemini.runtime.devices.finalizers import call_when_freed
 
 
 class _Bytes:
-    """Bytes at an address, in the form that torch makes tensors of without a copy."""
+    """Bytes at an address, in the form that torch turns into tensors without a copy."""
 
     def __init__(self, address: int, size: int, owner: CudaSegment) -> None:
         self.owner = owner
@@ -30,7 +30,7 @@ class _Bytes:
 
 
 class CudaSegment:
-    """Memory of a GPU: ours, or another process's that we have opened. It goes with its last tensor."""
+    """GPU memory, allocated by this process or opened from another. It is freed with its last tensor."""
 
     def __init__(self, index: int, size: int, handle: bytes = b"") -> None:
         self.index, self.size = index, size
@@ -40,7 +40,7 @@ class CudaSegment:
         weakref.finalize(self, leave, index, self.address).atexit = False
 
     def view(self, offset: int, size: int, freed: Callable[[], None] | None = None) -> torch.Tensor:
-        """Bytes of it."""
+        """Return a part of the segment."""
         device = torch.device("cuda", self.index)
         if not size:
             return torch.empty(0, dtype=torch.uint8, device=device)
@@ -50,15 +50,15 @@ class CudaSegment:
         return torch.as_tensor(part, device=device)
 
     def shared(self) -> tuple[bytes, tuple[int, ...]]:
-        """Its handle."""
+        """Return its IPC handle."""
         return cuda_ipc.share(self.index, self.address), ()
 
     def was_shared(self) -> None:
-        """Nothing to do: handles cost nothing."""
+        """Do nothing: handles hold no resources."""
 
 
 def _allocate(index: int, size: int) -> int:
-    """New memory, if need be from what torch's allocator keeps for later."""
+    """Allocate memory; on failure retry after emptying torch's cache."""
     try:
         return cuda_ipc.allocate(index, size)
     except torch.OutOfMemoryError:
@@ -74,37 +74,37 @@ def _allocate(index: int, size: int) -> int:
 
 
 class Cuda(Device):
-    """A GPU of NVIDIA's."""
+    """An NVIDIA GPU."""
 
     kind = "cuda"
 
     def obstacle(self) -> str:
-        """Whether torch sees it."""
+        """Return why torch cannot use it; '' if it can."""
         if not torch.cuda.is_available():
-            return "torch sees no CUDA device here"
+            return "torch finds no CUDA device on this machine"
         count = torch.cuda.device_count()
-        return "" if self.index < count else f"there are {count} CUDA devices here"
+        return "" if self.index < count else f"this machine has {count} CUDA devices"
 
     def allocate(self, size: int) -> CudaSegment:
-        """Memory that is not torch's, and can be shared whole."""
+        """Allocate outside torch's allocator, so that the block can be shared as a whole."""
         return CudaSegment(self.index, size)
 
     def open(self, size: int, shared: bytes, descriptors: tuple[int, ...]) -> CudaSegment:  # noqa: ARG002
-        """Map it."""
+        """Map a segment of another process."""
         return CudaSegment(self.index, size, shared)
 
     def trim(self) -> None:
-        """Return what torch's allocator keeps for later."""
+        """Return the cache of torch's allocator."""
         gc.collect()
         torch.cuda.empty_cache()
 
     def prepare(self) -> None:
-        """Compute there unless told otherwise; autograd's own thread is to know the device before it is timed."""
+        """Make it the current device, and initialize autograd's thread for it before anything is timed."""
         torch.cuda.set_device(self.index)
         torch.zeros(1, device=self.where, requires_grad=True).exp().sum().backward()
 
     def get_generator(self, device: torch.device) -> bytes:
-        """Seed and offset."""
+        """Return seed and offset."""
         state: bytes = torch.cuda.get_rng_state(device).numpy().tobytes()
         return state
 
@@ -113,5 +113,5 @@ class Cuda(Device):
         torch.cuda.set_rng_state(torch.frombuffer(bytearray(state), dtype=torch.uint8), device)
 
     def finish(self) -> None:
-        """Wait for all streams of this process."""
+        """Synchronize all streams of this process."""
         torch.cuda.synchronize(self.index)

@@ -1,7 +1,8 @@
-"""The CUDA driver's calls for memory that processes share, through ctypes.
+"""CUDA IPC: calls of the CUDA driver for memory that processes share, through ctypes.
 
 torch can share CUDA memory as well, but counts references in named files under /dev/shm, which stay behind when a
-process is killed. Here the memory is ours, one handle a segment, and references are counted by the link's own messages.
+process is killed. This module allocates its own memory, one handle per segment; references are counted by messages of
+the link.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class _Handle(ctypes.Structure):
 
 
 class DriverError(RuntimeError):
-    """A call of the driver has failed."""
+    """A driver call failed."""
 
 
 @functools.lru_cache(maxsize=1)
@@ -58,13 +59,14 @@ def _call(name: str, *arguments: Any) -> None:
         return
     text = ctypes.c_char_p()
     _library().cuGetErrorName(code, ctypes.byref(text))
-    said = (text.value or b"unknown").decode()
-    raise (torch.OutOfMemoryError if code == _OUT_OF_MEMORY else DriverError)(f"{name}: {said} (code {code})")
+    name_of_error = (text.value or b"unknown").decode()
+    kind = torch.OutOfMemoryError if code == _OUT_OF_MEMORY else DriverError
+    raise kind(f"{name}: {name_of_error} (code {code})")
 
 
 @functools.lru_cache(maxsize=64)
 def _context(index: int) -> Any:
-    """The context that torch uses on a device."""
+    """Return the context that torch uses on a device."""
     device, context = ctypes.c_int(), ctypes.c_void_p()
     _call("cuInit", 0)
     _call("cuDeviceGet", ctypes.byref(device), index)
@@ -82,10 +84,10 @@ def _on(index: int) -> Iterator[None]:
 
 
 def allocate(index: int, size: int) -> int:
-    """The address of new memory on a device.
+    """Allocate memory on a device and return its address.
 
-    In whole blocks of the driver: smaller pieces share one, a handle names the block and not the piece, and nobody can
-    open the same block twice.
+    Sizes are rounded up to whole driver blocks: smaller allocations share a block, a handle names the block and not the
+    allocation, and a block cannot be opened twice.
     """
     address = ctypes.c_uint64()
     with _on(index):
@@ -94,14 +96,14 @@ def allocate(index: int, size: int) -> int:
 
 
 def free(index: int, address: int) -> None:
-    """Give memory back."""
+    """Free memory."""
     with _on(index):
         _call("cuCtxSynchronize")
         _call("cuMemFree_v2", address)
 
 
 def share(index: int, address: int) -> bytes:
-    """The handle under which other processes can open memory."""
+    """Return the handle under which other processes can open memory."""
     handle = _Handle()
     with _on(index):
         _call("cuIpcGetMemHandle", ctypes.byref(handle), address)
@@ -109,7 +111,7 @@ def share(index: int, address: int) -> bytes:
 
 
 def open_shared(index: int, handle: bytes) -> int:
-    """The address, in this process, of another's memory."""
+    """Open memory of another process and return its address in this one."""
     address = ctypes.c_uint64()
     with _on(index):
         _call("cuIpcOpenMemHandle_v2", ctypes.byref(address), _Handle.from_buffer_copy(handle), _LAZY_PEER_ACCESS)
@@ -117,7 +119,7 @@ def open_shared(index: int, handle: bytes) -> int:
 
 
 def close_shared(index: int, address: int) -> None:
-    """Give another's memory up."""
+    """Close memory of another process."""
     with _on(index):
         _call("cuCtxSynchronize")
         _call("cuIpcCloseMemHandle", address)

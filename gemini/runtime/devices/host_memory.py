@@ -1,4 +1,4 @@
-"""The memory of this machine: how much of it can still be had, what limits it, and whether the kernel ran out of it."""
+"""Host memory: what is available, what limits it, and whether the kernel has killed processes for lack of it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _UNLIMITED = 1 << 60
 
 
 def format_bytes(size: float) -> str:
-    """Bytes in words."""
+    """Format a size with its unit."""
     for unit, letter in ((1e12, "T"), (1e9, "G")):
         if size >= unit:
             return f"{size / unit:.1f} {letter}B"
@@ -20,20 +20,20 @@ def format_bytes(size: float) -> str:
 
 
 def available_memory() -> tuple[int, str] | None:
-    """The bytes that a process here may still get, and of what; None where that cannot be found out."""
+    """Return the bytes that a process can still allocate, and which limit that is; None if it is unknown."""
     found = [(size, "of the machine's memory") for size in _fields("/proc/meminfo", "MemAvailable:", 1024)]
     for folder in _folders():
         limits = [*_number(folder / "memory.max"), *_number(folder / "memory.limit_in_bytes")]
         used = [*_number(folder / "memory.current"), *_number(folder / "memory.usage_in_bytes")]
         if limits and used and limits[0] < _UNLIMITED:
-            # What files take is given back before the limit is reached.
+            # The page cache is reclaimed before the limit is reached.
             files = next(_fields(str(folder / "memory.stat"), "inactive_file", 1), 0)
             found.append((limits[0] - used[0] + files, f"of the {format_bytes(limits[0])} of its control group"))
     return min(found, default=None, key=lambda one: one[0])
 
 
 def count_oom_kills() -> list[int]:
-    """How many processes the kernel has ended for want of memory, by each counter that there is."""
+    """Return how many processes the kernel has killed for lack of memory, one entry per counter."""
     found = [*_fields("/proc/vmstat", "oom_kill", 1)]
     for folder in _folders():
         for name in ("memory.events", "memory.oom_control"):
@@ -42,12 +42,12 @@ def count_oom_kills() -> list[int]:
 
 
 def peak_child_memory() -> int:
-    """The most bytes that a process which this one has started, and which has ended, ever had."""
+    """Return the largest peak memory of any ended child process, in bytes."""
     return resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
 
 
 def _folders() -> Iterator[Path]:
-    """The control groups that count the memory of this process: its own where it is seen, else that of a container."""
+    """Yield the control groups that account for this process: its own where visible, else the container's root."""
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
     except OSError:

@@ -1,7 +1,7 @@
-"""The registry: which class is behind the name of a device.
+"""Device registry: the class behind the name of a device.
 
-Built in are `cpu` and `cuda`. Packages add others under the entry-point group `gemini.devices`; a program adds one with
-`register`. Classes are named by where they are found, `package.module:Class`, since workers must find them too.
+`cpu` and `cuda` are built in. Packages add back ends under the entry-point group `gemini.devices`, a script adds one
+with `register`. Classes are named by path, `package.module:Class`, since workers import them too.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _known = {"cpu": "gemini.runtime.devices.cpu:Cpu", "cuda": "gemini.runtime.devic
 
 
 def register(kind: str, path: str) -> None:
-    """Make devices `kind:0`, `kind:1`, … known; their class is at `path`, `package.module:Class`."""
+    """Register devices `kind:0`, `kind:1`, …; their class is at `path`, `package.module:Class`."""
     _known[kind] = path
 
 
@@ -28,12 +28,12 @@ def _installed() -> dict[str, str]:
 
 
 def is_registered(name: str) -> bool:
-    """Whether there is a class for devices of that name."""
+    """Return whether a class for devices of this name is registered."""
     return name.partition(":")[0] in {**_installed(), **_known}
 
 
 def class_path(name: str) -> str:
-    """Where the class of a device is found."""
+    """Return the path of the class of a device."""
     kind = name.partition(":")[0]
     paths = {**_installed(), **_known}
     if kind not in paths:
@@ -45,14 +45,14 @@ def class_path(name: str) -> str:
 
 
 def create_device(name: str, path: str = "") -> Device:
-    """The device of that name; from the class at `path`, which is looked up unless given."""
+    """Return the device of this name, from the class at `path` or else the registered one."""
     module, _, attribute = (path or class_path(name)).partition(":")
     made: Device = getattr(importlib.import_module(module), attribute)(int(name.partition(":")[2] or 0))
     return made
 
 
 def check_devices(names: list[str]) -> None:
-    """Raise a ConfigError that lists every device that cannot be used here."""
+    """Raise a ConfigError that lists every device that cannot be used on this machine."""
     reasons = {name: create_device(name).obstacle() for name in dict.fromkeys(names)}
     faults = [Fault(f"device {name!r}: {reason}", "map workers to devices of this machine")
               for name, reason in reasons.items() if reason]  # fmt: skip

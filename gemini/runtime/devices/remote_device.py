@@ -1,7 +1,7 @@
-"""The device of a worker on another host, as the controller sees it.
+"""Remote device: the device of a worker on another host, as the controller sees it.
 
-Its tensors are here where the model is, and there on the worker's own device: what is sent arrives on the other one.
-So here it behaves as the model's device does, but no memory of it can be shared.
+On this host its tensors lie on the model's device, on the worker's host on the worker's device; a tensor that is sent
+arrives on the other one. It behaves like the model's device, but none of its memory can be shared.
 """
 
 from __future__ import annotations
@@ -12,46 +12,46 @@ from gemini.runtime.devices.base import Device
 
 
 class RemoteDevice(Device):
-    """Seen from here: the model's device, under the name of the worker's."""
+    """The model's device under the name of the worker's."""
 
-    def __init__(self, name: str, home: Device) -> None:
-        super().__init__(home.index)
-        self._name, self.home = name, home
-        self.kind = home.kind
+    def __init__(self, name: str, local: Device) -> None:
+        super().__init__(local.index)
+        self._name, self.local = name, local
+        self.kind = local.kind
 
     @property
     def name(self) -> str:
-        """As in a device mapping: no tensor of this host has a home there."""
+        """The name in a device mapping; no tensor of this host is stored under it."""
         return self._name
 
     @property
     def where(self) -> torch.device:
-        """Of its tensors, here."""
-        return self.home.where
+        """The device of its tensors on this host."""
+        return self.local.where
 
     def owns(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor is on the model's device."""
-        return self.home.owns(tensor)
+        """Return whether a tensor is on the model's device."""
+        return self.local.owns(tensor)
 
     def get_generator(self, device: torch.device) -> bytes:
-        """Of the model's device: its random numbers are drawn there."""
-        return self.home.get_generator(device)
+        """Return the generator state of the model's device."""
+        return self.local.get_generator(device)
 
     def set_generator(self, device: torch.device, state: bytes) -> None:
-        """Of the model's device."""
-        self.home.set_generator(device, state)
+        """Set the generator state of the model's device."""
+        self.local.set_generator(device, state)
 
     def is_out_of_memory(self, error: BaseException) -> bool:
-        """Of the model's device."""
-        return self.home.is_out_of_memory(error)
+        """Delegate to the model's device."""
+        return self.local.is_out_of_memory(error)
 
     def finish(self) -> None:
-        """Of the model's device."""
-        self.home.finish()
+        """Synchronize the model's device."""
+        self.local.finish()
 
 
 def gpu_identity(device: Device) -> str:
-    """What tells one GPU of NVIDIA's from all others, on any host; '' for other devices."""
+    """Return the UUID of an NVIDIA GPU, unique across hosts; '' for other devices."""
     if device.where.type != "cuda":
         return ""
     return str(torch.cuda.get_device_properties(device.where).uuid)

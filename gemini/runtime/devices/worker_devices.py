@@ -1,4 +1,4 @@
-"""Placing: the device of each worker, from the configuration and the model."""
+"""Worker devices: the device of each worker, from the configuration and the model."""
 
 from __future__ import annotations
 
@@ -15,37 +15,36 @@ from gemini.runtime.devices import registry
 
 
 def assign_devices(model: nn.Module, config: GeminiConfig, count: int) -> list[str]:
-    """The device of each worker: as mapped, or else where the model is. Raises ConfigError for one that is not here.
+    """Return the device of each worker: the mapped one, or the model's. Raise ConfigError for an unavailable one.
 
-    Those of other hosts are `HOST:PORT/DEVICE`, and checked there.
+    Devices of other hosts are `HOST:PORT/DEVICE` and are checked on their host.
     """
     if config.device_mapping is not None:
         names = [_full(name) for stage in config.device_mapping.values() for name in stage.values()]
     else:
-        home = str(model_device(model))
-        names = [_full(home) if registry.is_registered(home) else "cpu"] * count
+        device = str(model_device(model))
+        names = [_full(device) if registry.is_registered(device) else "cpu"] * count
     registry.check_devices([name for name in names if not is_address(name)])
     _check_kinds([found for name in names if (found := worker_at(name)) is not None], model_device(model))
     return names
 
 
-def _check_kinds(workers: list[Address], home: torch.device) -> None:
-    """A worker on another host computes on the kind of device that the model is on: only so its numbers are the same,
-    random ones included."""
+def _check_kinds(workers: list[Address], device: torch.device) -> None:
+    """Raise ConfigError for a remote worker on another kind of device than the model's: its numbers would differ."""
     faults = [
         Fault(
-            f"{worker} computes on {worker.device.partition(':')[0]}, the model is on {home}",
-            f"move the model to such a device first, or map the worker to {worker.place}/{home.type}",
+            f"{worker} computes on {worker.device.partition(':')[0]}, the model is on {device}",
+            f"move the model to such a device first, or map the worker to {worker.place}/{device.type}",
         )
         for worker in workers
-        if worker.device.partition(":")[0] != home.type
+        if worker.device.partition(":")[0] != device.type
     ]
     if faults:
         raise ConfigError(faults)
 
 
 def model_device(model: nn.Module) -> torch.device:
-    """The device that the program has put the model on: that of most of its tensors."""
+    """Return the device of most of the model's tensors."""
     counts: dict[torch.device, int] = {}
     for tensor in itertools.chain(model.parameters(), model.buffers()):
         counts[tensor.device] = counts.get(tensor.device, 0) + 1
@@ -53,7 +52,7 @@ def model_device(model: nn.Module) -> torch.device:
 
 
 def _full(name: str) -> str:
-    """With a number, except for the CPU."""
+    """Return the name with an index, except for the CPU."""
     if (found := worker_at(name)) is not None:
         return str(replace(found, device=_full(found.device)))
     if name.partition(":")[0] == "cpu":

@@ -1,1 +1,1 @@
-"""Hosts: workers on other machines, which share no memory with the controller."""
+"""Hosts: starting worker processes on this host, and workers on other machines, which share no memory."""

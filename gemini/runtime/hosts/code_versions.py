@@ -1,6 +1,6 @@
-"""Sources: whether two hosts have the same code for the classes of a module.
+"""Code versions: whether two hosts have the same source files for the classes of a module.
 
-The versions of Gemini, torch and Python are compared when hosts meet; here come the files of everything else.
+The versions of Gemini, torch and Python are compared in the handshake; this module compares all other files.
 """
 
 from __future__ import annotations
@@ -13,27 +13,27 @@ from pathlib import Path
 
 from torch import nn
 
-_COMPARED = ("torch", "gemini", "builtins", "__main__")  # by version; what the program itself defines travels
+_COMPARED = ("torch", "gemini", "builtins", "__main__")  # by version; classes of the script travel
 
 
 def source_hashes(module: nn.Module) -> dict[str, str]:
-    """The hashes of the files that define the classes of a module's parts, by the names of their Python modules."""
+    """Return the hashes of the files that define the classes of a module and its submodules, by Python module."""
     names = {base.__module__ for part in module.modules() for base in type(part).__mro__}
     found = {name: _hash(name) for name in sorted(names) if name.partition(".")[0] not in _COMPARED}
     return {name: hash_ for name, hash_ in found.items() if hash_}
 
 
 def find_differences(sources: dict[str, str]) -> str:
-    """What is missing or different on this host, in words; '' if nothing is."""
+    """Return what is missing or different on this host, in words; '' if nothing is."""
     found = []
     for name, theirs in sources.items():
         try:
             importlib.import_module(name)
         except Exception as error:
-            found.append(f"{name} cannot be imported there: {error}")
+            found.append(f"{name} cannot be imported on the worker's host: {error}")
             continue
         if _hash(name) != theirs:
-            found.append(f"{name} is another file there ({getattr(sys.modules[name], '__file__', '?')})")
+            found.append(f"{name} is another file on the worker's host ({getattr(sys.modules[name], '__file__', '?')})")
     return "; ".join(found)
 
 

@@ -1,15 +1,15 @@
-"""The handshake: two hosts prove that they know the secret, then agree on what they are.
+"""Handshake: two hosts authenticate each other by a shared secret, then compare their versions.
 
     controller                                       worker
     magic, random a                         ──►
                                             ◄──      magic, random b
-    hash(secret, "controller", a, b)        ──►      or it hangs up, and has shown nothing
+    hash(secret, "controller", a, b)        ──►      else the worker closes the connection
                                             ◄──      hash(secret, "worker", a, b)
     offer: versions, device, …              ──►      from here on frames with the key hash(secret, "key", a, b)
-                                            ◄──      answer: versions, or what is wrong
+                                            ◄──      answer: versions, or an error
 
-All of it is fixed sizes, and JSON in frames that are proven: nothing is unpickled. The run itself has a key of its own,
-since the worker goes on in another process.
+Everything is of fixed size, or JSON in authenticated frames: nothing is unpickled. The run itself has its own key,
+since the worker continues in another process.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ ROLES = (b"controller", b"worker")
 
 
 class AuthenticationError(Exception):
-    """The other end is not one of ours."""
+    """The other end does not know the secret, or is no Gemini process."""
 
 
 def versions() -> dict[str, str]:
-    """What must be the same on both hosts."""
+    """Return the versions that must be equal on both hosts."""
     import torch
 
     from gemini import __version__
@@ -45,10 +45,10 @@ def versions() -> dict[str, str]:
     return {"gemini": __version__, "torch": torch.__version__, "python": python, "byte order": sys.byteorder}
 
 
-def version_differences(mine: dict[str, str], theirs: dict[str, str], here: str, there: str) -> str:
-    """Which versions differ, with those of both; '' if none do."""
+def version_differences(mine: dict[str, str], theirs: dict[str, str], local: str, remote: str) -> str:
+    """Describe the versions that differ; '' if none do."""
     found = [
-        f"{name} {mine.get(name, '—')} ({here}) and {theirs.get(name, '—')} ({there})"
+        f"{name} {mine.get(name, '—')} ({local}) and {theirs.get(name, '—')} ({remote})"
         for name in sorted({*mine, *theirs})
         if mine.get(name) != theirs.get(name)
     ]
@@ -56,47 +56,47 @@ def version_differences(mine: dict[str, str], theirs: dict[str, str], here: str,
 
 
 class AuthenticatedSession:
-    """What two ends that trust each other have: a channel for the agreement, and the key of the run."""
+    """A connection between two authenticated ends: a channel for plain data, and the key of the run."""
 
     def __init__(self, connection: socket.socket, secret: bytes, nonces: bytes, side: int) -> None:
         self.connection = connection
         self.key = _hash(secret, b"run", nonces)
         self._channel = TcpChannel(connection, _hash(secret, b"key", nonces), side)
 
-    def say(self, value: dict[str, Any]) -> None:
+    def send(self, value: dict[str, Any]) -> None:
         """Send plain data."""
         self._channel.send(json.dumps(value).encode())
 
-    def hear(self, seconds: float) -> dict[str, Any]:
-        """Receive plain data; raises ChannelClosed where none comes in time."""
+    def receive(self, seconds: float) -> dict[str, Any]:
+        """Receive plain data; raise ChannelClosed if none arrives in time."""
         found = self._channel.receive(seconds)
         if found is None:
-            raise ChannelClosed(f"no answer for {seconds:.0f} s")
+            raise ChannelClosed(f"no reply for {seconds:.0f} s")
         value = json.loads(found[0])
         if not isinstance(value, dict):
-            raise AuthenticationError("it does not speak as a worker does")
+            raise AuthenticationError("it does not follow the protocol of gemini worker")
         return value
 
 
 def authenticate(connection: socket.socket, secret: bytes, side: int, seconds: float) -> AuthenticatedSession:
-    """Let both ends prove themselves; raises Unproven where the other one cannot, and OSError."""
+    """Authenticate both ends; raise AuthenticationError if the other end fails, and OSError."""
     deadline = time.monotonic() + seconds
     mine = secrets.token_bytes(_SIZE)
     connection.settimeout(seconds)
     connection.sendall(MAGIC + mine)
-    hello = _exactly(connection, len(MAGIC) + _SIZE, deadline, "it has hung up")
-    if not hello.startswith(MAGIC[:-2]):
-        raise AuthenticationError("what listens there is no gemini worker")
-    if not hello.startswith(MAGIC):
+    greeting = _exactly(connection, len(MAGIC) + _SIZE, deadline, "it has closed the connection")
+    if not greeting.startswith(MAGIC[:-2]):
+        raise AuthenticationError("the process at that address is no gemini worker")
+    if not greeting.startswith(MAGIC):
         raise AuthenticationError(
-            f"it speaks version {hello[len(MAGIC) - 2 : len(MAGIC)]!r} of the protocol, not {MAGIC[-2:]!r}"
+            f"it uses version {greeting[len(MAGIC) - 2 : len(MAGIC)]!r} of the protocol, not {MAGIC[-2:]!r}"
         )
-    theirs = hello[len(MAGIC) :]
+    theirs = greeting[len(MAGIC) :]
     nonces = mine + theirs if side == 0 else theirs + mine
     proof = _hash(secret, ROLES[side], nonces)
     if side == 0:
         connection.sendall(proof)
-    found = _exactly(connection, _SIZE, deadline, "it has hung up: its secret is another one")
+    found = _exactly(connection, _SIZE, deadline, "it has closed the connection: its secret is another one")
     if not hmac.compare_digest(found, _hash(secret, ROLES[1 - side], nonces)):
         raise AuthenticationError("it does not know the secret")
     if side == 1:

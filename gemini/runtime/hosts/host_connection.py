@@ -1,9 +1,9 @@
-"""Connecting: the controller comes to a worker that listens on another host, and asks it for a process.
+"""Host connection: the controller connects to `gemini worker` on another host and requests a process.
 
-    connect(address, …)     a session, and what the host has answered: process, threads, path, GPU
-    FarProcess              that process: whether it is still there, how it ended, its stacks
+    connect(address, …)     a session, and the host's answer: process, threads, path, GPU
+    RemoteProcess           that process: whether it runs, how it ended, its stacks
 
-The host is asked about a process over a connection of its own, since the process itself may not answer any more.
+The host is queried about a process over a separate connection, since the process itself may hang.
 """
 
 from __future__ import annotations
@@ -25,37 +25,35 @@ from gemini.runtime.hosts.handshake import (
 )
 from gemini.runtime.transport.channel import ChannelClosed
 
-PATIENCE = 5.0  # seconds for each step of the meeting
+PATIENCE = 5.0  # seconds for each step of the handshake
 
 
 def connect(address: Address, secret: bytes, request: dict[str, Any]) -> tuple[AuthenticatedSession, dict[str, Any]]:
-    """Meet a worker and ask for a process; raises WorkerError with what to do."""
+    """Connect to a listener and request a process; raise WorkerError with a remedy."""
     who = f"the worker at {address.place}"
     command = f"gemini worker --listen {address.place} --secret-file FILE"
     try:
         connection = socket.create_connection((address.host, address.port), PATIENCE)
     except OSError as error:
         raise WorkerError(
-            f"{who} cannot be reached: {error}\n    → start it there: {command}; and see that the port is open"
+            f"{who} cannot be reached: {error}\n    → start it on that host: {command}; and check that the port is open"
         ) from None
     try:
         session = authenticate(connection, secret, 0, PATIENCE)
-        session.say({"versions": versions(), **request})
-        answer = session.hear(PATIENCE)
+        session.send({"versions": versions(), **request})
+        answer = session.receive(PATIENCE)
         connection.settimeout(None)
     except AuthenticationError as error:
         connection.close()
-        raise WorkerError(f"{who} is not to be trusted: {error}\n    → give both ends the same secret file") from None
+        raise WorkerError(f"{who} failed authentication: {error}\n    → give both ends the same secret file") from None
     except (OSError, ChannelClosed, ValueError) as error:
         connection.close()
-        raise WorkerError(
-            f"{who} does not answer: {error}\n    → see its messages; start it again: {command}"
-        ) from None
-    different = version_differences(versions(), answer.get("versions", {}), "here", "there")
+        raise WorkerError(f"{who} does not reply: {error}\n    → see its messages; start it again: {command}") from None
+    different = version_differences(versions(), answer.get("versions", {}), "this host", "its host")
     if different or "error" in answer:
         connection.close()
         raise WorkerError(
-            f"{who} is another one than here: {different}\n    → install the same versions on both hosts"
+            f"{who} has other versions: {different}\n    → install the same versions on both hosts"
             if different
             else f"{who}: {answer['error']}"
         )
@@ -74,7 +72,7 @@ class RemoteProcess:
         self._code: int | None = None
 
     def poll(self) -> int | None:
-        """Something where the connection has been closed."""
+        """Return a code if the connection has been closed, else None."""
         if self._code is None:
             try:
                 return 1 if self._poll.poll(0) else None
@@ -83,24 +81,24 @@ class RemoteProcess:
         return self._code
 
     def wait(self, timeout: float) -> int:
-        """How it ended, as its host says."""
+        """Return how it ended, as its host reports."""
         if self._code is None:
-            self._enquire("ending")
+            self._query("ending")
         if self._code is None:
             raise subprocess.TimeoutExpired(str(self.address), timeout)
         return self._code
 
     def send_signal(self, number: int) -> None:  # noqa: ARG002
-        """Have its host ask for the stacks."""
-        self._enquire("stacks")
+        """Make its host read the stacks."""
+        self._query("stacks")
 
     def kill(self) -> None:
-        """Its host ends it when the connection closes."""
+        """Close the connection: its host then ends it."""
         self._code = 0 if self._code is None else self._code
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
 
-    def _enquire(self, about: str) -> None:
+    def _query(self, about: str) -> None:
         with contextlib.suppress(WorkerError):
             session, answer = connect(self.address, self._secret, {"about": about, "pid": self.pid})
             session.connection.close()

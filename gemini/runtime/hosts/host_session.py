@@ -1,10 +1,10 @@
-"""A session: the process of a worker that serves a controller on another host.
+"""Host session: the process of a worker that serves a controller on another host.
 
     python -c "from gemini.runtime.hosts.host_session import main; main()" CONNECTION STACKS TERMS PARENT
 
-The listener has met the controller and hands over the connection; TERMS is a pipe with the key and whatever else was
-agreed. The process does what any worker does, with copies of the model's tensors: new contents come before a request,
-and what a unit has written goes back before the reply.
+The listener has authenticated the controller and hands over the connection; TERMS is a pipe with the key and the other
+agreed values. The process works like any worker, on replicas of the model's tensors: new contents arrive before a
+request, and what a module has written is sent before the reply.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gemini.runtime.worker.worker_process import Server, configure_process, serv
 
 
 def main() -> None:
-    """Serve until told to stop."""
+    """Serve until stopped."""
     connection, stacks, terms, parent = (int(one) for one in sys.argv[1:5])
     configure_process(stacks, parent)
     with os.fdopen(terms) as pipe:
@@ -37,30 +37,30 @@ def _server(connection: socket.socket, agreed: dict[str, Any]) -> RemoteServer:
 
     channel = TcpChannel(connection, bytes.fromhex(agreed["key"]), 1)
     gpus = gpu_identity(create_device(agreed["device"], agreed["back_end"])), agreed["gpu"]
-    lane = P2PChannel(channel, 1, connection.getsockname()[0], agreed["timeout"], gpus)
-    return RemoteServer(ThreadedRemoteLink(channel, lane, side=1))
+    p2p = P2PChannel(channel, 1, connection.getsockname()[0], agreed["timeout"], gpus)
+    return RemoteServer(ThreadedRemoteLink(channel, p2p, side=1))
 
 
 class RemoteServer(Server):
-    """Answers requests one by one, with tensors of its own."""
+    """Answers requests one by one, on its own replicas."""
 
     def __init__(self, link: Any) -> None:
         super().__init__(link)
-        self.calls = _calls(link.classes, self._tell)
-        self._ledgers: dict[int, Any] = {}  # by unit
-        self._numbers: dict[int, range] = {}  # of a unit's tensors
-        self._unit_of: dict[int, int] = {}  # by call
+        self.modules = _module_server(link.classes, self._send_changes)
+        self._replicas: dict[int, Any] = {}  # by module
+        self._numbers: dict[int, range] = {}  # of a module's tensors
+        self._module_of: dict[int, int] = {}  # by call
 
     def _answer(self, request: Any, descriptors: list[int]) -> Any:
         from gemini.runtime.protocol import Backward, Forward
 
         reply = super()._answer(request, descriptors)
         if isinstance(request, Forward):
-            self._unit_of = {call: unit for call, unit in self._unit_of.items() if call in self.calls.kept}
-            self._unit_of[request.number] = request.unit
-            self._tell(request.unit)
+            self._module_of = {call: module for call, module in self._module_of.items() if call in self.modules.graphs}
+            self._module_of[request.number] = request.module
+            self._send_changes(request.module)
         elif isinstance(request, Backward):
-            self._tell(self._unit_of.get(request.call, -1))
+            self._send_changes(self._module_of.get(request.call, -1))
         return reply
 
     def _reply(self, request: Any, reply: Any) -> None:
@@ -71,62 +71,62 @@ class RemoteServer(Server):
         elif not isinstance(reply, Done):
             raise RuntimeError(f"new contents of the model's tensors cannot be stored: {reply.reason}")
 
-    def _tell(self, unit: int) -> None:
-        """What a unit has written to its tensors."""
+    def _send_changes(self, module: int) -> None:
+        """Send what a module has written to its tensors."""
         from gemini.runtime.protocol import WriteTensors
 
-        if unit in self._ledgers:
-            places, contents = self._ledgers[unit].differing()
+        if module in self._replicas:
+            places, contents = self._replicas[module].pop_changes()
             if places:
-                self.link.send(WriteTensors(0, unit, places, contents))
+                self.link.send(WriteTensors(0, module, places, contents))
 
-    def _carry_out(self, request: Any, descriptors: list[int]) -> Any:
+    def _execute(self, request: Any, descriptors: list[int]) -> Any:
         from gemini.runtime.protocol import Forget, InstallReplica, WriteTensors
 
         if isinstance(request, WriteTensors):
-            if request.unit in self._ledgers:
-                self._ledgers[request.unit].take(request.places, request.tensors)
+            if request.module in self._replicas:
+                self._replicas[request.module].apply_changes(request.places, request.tensors)
             return None
         if isinstance(request, InstallReplica):
-            return self._lodge(request)
+            return self._install_replica(request)
         if isinstance(request, Forget):
-            self.calls.forget(request.units)
-            for unit in request.units:
-                self._leave(unit)
+            self.modules.forget(request.modules)
+            for module in request.modules:
+                self._drop_replica(module)
             return None
-        return super()._carry_out(request, descriptors)
+        return super()._execute(request, descriptors)
 
-    def _lodge(self, request: Any) -> None:
-        """Make a unit's tensors; their numbers are what its module names."""
+    def _install_replica(self, request: Any) -> None:
+        """Create the tensors of a module under the numbers that the module refers to."""
         from gemini.runtime.hosts.code_versions import find_differences
         from gemini.runtime.memory.replica_sync import ReplicaSync, build_replica
         from gemini.runtime.worker.side_effect_check import Refusal
 
         if different := find_differences(request.sources):
             raise Refusal(different)
-        self._leave(request.unit)
-        tensors = build_replica(request.homes, request.contents)
-        self._numbers[request.unit] = range(request.first, request.first + len(tensors))
-        self.link.homes.update(zip(self._numbers[request.unit], tensors, strict=True))
-        self._ledgers[request.unit] = ReplicaSync(tensors)
+        self._drop_replica(request.module)
+        tensors = build_replica(request.layouts, request.contents)
+        self._numbers[request.module] = range(request.first, request.first + len(tensors))
+        self.link.shared_tensors.update(zip(self._numbers[request.module], tensors, strict=True))
+        self._replicas[request.module] = ReplicaSync(tensors)
 
-    def _leave(self, unit: int) -> None:
-        self._ledgers.pop(unit, None)
-        for number in self._numbers.pop(unit, ()):
-            self.link.homes.pop(number, None)
+    def _drop_replica(self, module: int) -> None:
+        self._replicas.pop(module, None)
+        for number in self._numbers.pop(module, ()):
+            self.link.shared_tensors.pop(number, None)
 
 
-def _calls(classes: Any, tell: Callable[[int], None]) -> Any:
+def _module_server(classes: Any, send_changes: Callable[[int], None]) -> Any:
     from gemini.runtime.worker.module_server import ModuleServer
 
-    class FarCalls(ModuleServer):
-        """What is undone is told as well."""
+    class RemoteModuleServer(ModuleServer):
+        """Sends what is undone as well."""
 
-        def undo(self, unit: int, call: int) -> None:
-            super().undo(unit, call)
-            tell(unit)
+        def undo(self, module: int, call: int) -> None:
+            super().undo(module, call)
+            send_changes(module)
 
-    return FarCalls(classes)
+    return RemoteModuleServer(classes)
 
 
 if __name__ == "__main__":

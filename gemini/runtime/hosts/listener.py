@@ -1,12 +1,12 @@
-"""The listener: what `gemini worker` does. It meets controllers and gives each of their workers a process.
+"""Listener: the process behind `gemini worker`. It authenticates controllers and starts a process per worker.
 
-    controller ──connect──► listener: proves itself, compares versions
+    controller ──connect──► listener: authenticates, compares versions
                                 │ starts
-                            session (a process) ◄──── the connection goes on here
-                                │ ends, or the controller hangs up: whatever is left of it is ended
+                            session (a process) ◄──── takes over the connection
+                                │ ends, or the controller disconnects: the rest is cleaned up
 
-The listener itself runs nothing of a controller's: it reads fixed sizes and, once proven, JSON. It ends with its last
-session unless it is to be kept; sessions end with it.
+The listener itself runs nothing on behalf of a controller: it reads fixed sizes and, once authenticated, JSON. It
+exits with its last session unless told to keep running; sessions end with it.
 """
 
 from __future__ import annotations
@@ -38,100 +38,100 @@ from gemini.runtime.hosts.handshake import (
 from gemini.runtime.transport.channel import ChannelClosed
 
 ENTRY = "gemini.runtime.hosts.host_session"
-_TIMEOUT = 5.0  # seconds for a stranger to prove itself
-_AT_ONCE = 32  # strangers
-_FAREWELL = 3.0  # seconds in which a session may end by itself, and in which its controller may ask how it did
+_TIMEOUT = 5.0  # seconds for the handshake
+_AT_ONCE = 32  # connections in the handshake
+_GRACE = 3.0  # seconds in which a session may exit by itself, and its controller may query how it ended
 _STACKS = 20_000  # characters
 
 
 class Listener:
     """Serves controllers at an address."""
 
-    def __init__(self, address: Address, secret: bytes, threads: int, keep: bool, say: Callable[[str], None]) -> None:
-        self._secret, self._threads, self._keep, self._say = secret, threads, keep, say
-        self._strangers = threading.BoundedSemaphore(_AT_ONCE)
+    def __init__(self, address: Address, secret: bytes, threads: int, keep: bool, log: Callable[[str], None]) -> None:
+        self._secret, self._threads, self._keep, self._log = secret, threads, keep, log
+        self._unauthenticated = threading.BoundedSemaphore(_AT_ONCE)
         self._lock = threading.Lock()
         self._running: dict[int, tuple[spawn.Process, int]] = {}  # by process: its stacks
         self._ended: dict[int, tuple[int, str]] = {}  # code and stacks
-        self._bell, self._rings = os.pipe()  # rung when a session has ended
+        self._wakeup, self._waker = os.pipe()  # written when a session has ended
         family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
         try:
-            self._door = socket.create_server((address.host, address.port), family=family)
+            self._socket = socket.create_server((address.host, address.port), family=family)
         except OSError as error:
             raise UsageError(
                 f"cannot listen at {address.place}: {error}\n    → name an address of this host and a free port"
             ) from None
-        self.address = Address(address.host, self._door.getsockname()[1])
+        self.address = Address(address.host, self._socket.getsockname()[1])
 
     def serve(self) -> None:
-        """Serve until the last session has ended, or for ever."""
+        """Serve until the last session has ended, or forever."""
         ready = select.poll()
-        ready.register(self._door, select.POLLIN)
-        ready.register(self._bell, select.POLLIN)
-        limit: float | None = None  # when to leave
+        ready.register(self._socket, select.POLLIN)
+        ready.register(self._wakeup, select.POLLIN)
+        limit: float | None = None  # when to exit
         try:
             while limit is None or time.monotonic() < limit:
                 left = None if limit is None else max(0.0, limit - time.monotonic()) * 1000
                 for descriptor, _ in ready.poll(left):
-                    if descriptor == self._bell:
-                        os.read(self._bell, 1)
-                        limit = self._leaving()
+                    if descriptor == self._wakeup:
+                        os.read(self._wakeup, 1)
+                        limit = self._exit_time()
                     else:
                         self._open()
                         limit = None if self._running else limit
         finally:
-            self._door.close()
+            self._socket.close()
             for process, _ in list(self._running.values()):
                 process.kill()
 
-    def _leaving(self) -> float | None:
-        """When to leave; None: not yet. A controller whose worker was lost may still ask how."""
+    def _exit_time(self) -> float | None:
+        """Return when to exit; None: not yet. A controller whose worker was lost may still query it."""
         with self._lock:
             if self._keep or self._running:
                 return None
             was_lost = any(code for code, _ in self._ended.values())
-        return time.monotonic() + (_FAREWELL if was_lost else 0.0)
+        return time.monotonic() + (_GRACE if was_lost else 0.0)
 
     def _open(self) -> None:
-        connection, (host, *_) = self._door.accept()
-        if self._strangers.acquire(blocking=False):
-            threading.Thread(target=self._meet, args=(connection, host), daemon=True).start()
+        connection, (host, *_) = self._socket.accept()
+        if self._unauthenticated.acquire(blocking=False):
+            threading.Thread(target=self._authenticate, args=(connection, host), daemon=True).start()
         else:
             connection.close()
 
-    # ── meeting ────────────────────────────────────────────────────────────────────────────────────────────────
-    def _meet(self, connection: socket.socket, host: str) -> None:
+    # ── handshake ────────────────────────────────────────────────────────────────────────────────────────────────
+    def _authenticate(self, connection: socket.socket, host: str) -> None:
         with connection:
             try:
                 session = authenticate(connection, self._secret, 1, _TIMEOUT)
-                request = session.hear(_TIMEOUT)
+                request = session.receive(_TIMEOUT)
             except (AuthenticationError, ChannelClosed, OSError, ValueError) as error:
-                self._say(f"turned {host} away: {error}")
+                self._log(f"refused {host}: {error}")
                 return
             finally:
-                self._strangers.release()
+                self._unauthenticated.release()
             try:
                 self._serve(session, request, host)
             except (ChannelClosed, OSError) as error:
-                self._say(f"the connection with {host} was lost: {error}")
+                self._log(f"the connection with {host} was lost: {error}")
 
     def _serve(self, session: AuthenticatedSession, request: dict[str, Any], host: str) -> None:
         mine, theirs = versions(), request.get("versions", {})
-        problem = version_differences(mine, theirs, "here", "there")
+        problem = version_differences(mine, theirs, "this host", "the controller's host")
         if problem:
-            self._say(f"turned {host} away: {problem}")
-            session.say({"versions": mine})  # it sees for itself
+            self._log(f"refused {host}: {problem}")
+            session.send({"versions": mine})  # the controller compares them, too
         elif "about" in request:
-            session.say({"versions": mine, **self._about(request)})
+            session.send({"versions": mine, **self._describe_process(request)})
         elif problem := _obstacle(request):
-            session.say({"versions": mine, "error": problem})
+            session.send({"versions": mine, "error": problem})
         else:
             self._begin(session, request, host)
 
-    def _about(self, request: dict[str, Any]) -> dict[str, Any]:
-        """What became of a process, or what it does."""
+    def _describe_process(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Return how a process ended, or its stacks."""
         pid = request.get("pid", 0)
-        limit = time.monotonic() + _FAREWELL
+        limit = time.monotonic() + _GRACE
         while time.monotonic() < limit:
             with self._lock:
                 if pid in self._ended:
@@ -142,7 +142,7 @@ class Listener:
                 break
             if request["about"] == "stacks":
                 process.send_signal(signal.SIGUSR1)
-                time.sleep(1.0)  # it writes them by itself
+                time.sleep(1.0)  # until it has written them
                 return {"stacks": _stacks(descriptor)}
             time.sleep(0.05)  # it is about to end
         return {}
@@ -159,33 +159,33 @@ class Listener:
         with self._lock:
             self._running[process.pid] = process, stacks
         try:
-            session.say({
+            session.send({
                 "versions": versions(), "pid": process.pid, "threads": self._threads, "gpu": gpu_identity(device),
                 "path": [os.getcwd(), *filter(None, sys.path)],
             })  # fmt: skip
             terms = {key: request[key] for key in ("device", "back_end", "timeout", "gpu")}
-            os.write(writer, json.dumps({"key": session.key.hex(), **terms}).encode())  # now it may use the connection
+            os.write(writer, json.dumps({"key": session.key.hex(), **terms}).encode())  # it may use it now
             os.close(writer)
-            self._say(f"process {process.pid} serves {host} on {request['device']}")
+            self._log(f"process {process.pid} serves {host} on {request['device']}")
             _until_either_ends(process, session.connection)
         finally:
             self._end(process, stacks)
 
     def _end(self, process: spawn.Process, stacks: int) -> None:
-        with contextlib.suppress(Exception):  # it has had its time
-            process.wait(_FAREWELL)
+        with contextlib.suppress(Exception):  # it did not exit in time
+            process.wait(_GRACE)
         process.kill()
         code = process.wait()
         with self._lock:
             self._running.pop(process.pid)
             self._ended[process.pid] = code, _stacks(stacks)
         os.close(stacks)
-        self._say(f"process {process.pid} has ended" + (f" with code {code}" if code else ""))
-        os.write(self._rings, b"!")
+        self._log(f"process {process.pid} has ended" + (f" with code {code}" if code else ""))
+        os.write(self._waker, b"!")
 
 
 def _until_either_ends(process: spawn.Process, connection: socket.socket) -> None:
-    """Wait until a process has ended or the controller has hung up."""
+    """Wait until a process has ended or the controller has disconnected."""
     ended = os.pidfd_open(process.pid)
     try:
         poll = select.poll()
@@ -197,7 +197,7 @@ def _until_either_ends(process: spawn.Process, connection: socket.socket) -> Non
 
 
 def _obstacle(request: dict[str, Any]) -> str:
-    """Why this host cannot do what it is asked; '' if it can."""
+    """Return why this host cannot serve a request; '' if it can."""
     name = str(request.get("device"))
     try:
         reason = registry.create_device(name, request["back_end"]).obstacle()

@@ -1,4 +1,4 @@
-"""The secret that a controller and the workers on other hosts share: the contents of a file of their user's."""
+"""Shared secret: the contents of a file that a controller and the workers on other hosts share."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MAKE = "make one: (umask 077; head -c 32 /dev/urandom | base64 > FILE), and cop
 
 
 def read_secret(path: str = "") -> bytes:
-    """The secret in a file: the one given, or else the one that the environment names."""
+    """Return the secret in a file: the named one, or the one that the environment names."""
     name = path or os.environ.get(ENVIRONMENT, "")
     if not name:
         raise ConfigError([Fault("no secret is given for workers on other hosts", f"set {ENVIRONMENT}; {_MAKE}")])
@@ -26,9 +26,9 @@ def read_secret(path: str = "") -> bytes:
         raise ConfigError([Fault(f"the secret in {name} cannot be read: {error.strerror}", _MAKE)]) from None
     faults = []
     if stat.S_ISREG(mode) and mode & 0o077:
-        faults.append(Fault(f"others may read the secret in {name} (mode {mode & 0o777:o})", f"chmod 600 {name}"))
+        faults.append(Fault(f"other users can read the secret in {name} (mode {mode & 0o777:o})", f"chmod 600 {name}"))
     if len(found) < _LEAST:
-        faults.append(Fault(f"the secret in {name} has {len(found)} bytes, {_LEAST} are the least", _MAKE))
+        faults.append(Fault(f"the secret in {name} has {len(found)} bytes, at least {_LEAST} are required", _MAKE))
     if faults:
         raise ConfigError(faults)
     return found

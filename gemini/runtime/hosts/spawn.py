@@ -1,7 +1,7 @@
-"""The starter: the thread that starts all workers, and how a worker's process begins.
+"""Spawn: the thread that starts all worker processes of this host.
 
-The kernel ends a worker when the thread that started it ends, whatever way. So one thread starts them all and never
-ends before the process does: a thread of the program might, and the interpreter waits for none that are daemons.
+The kernel ends a worker when the thread that started it ends (PDEATHSIG). One daemon thread therefore starts them all
+and lives as long as the process: a thread of the script might end earlier.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from pathlib import Path
 
 from gemini.errors import WorkerError
 
-# Large blocks go back to the system when they are freed: the heaps of several processes cannot lend to each other.
+# Large blocks are returned to the system when freed: idle heap memory of one process is missing in the others.
 _ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": "131072", "MALLOC_TRIM_THRESHOLD_": "4194304"}
 _ROOT = str(Path(__file__).resolve().parents[3])
-# The same Gemini as here, and nothing of the current folder taken for a module of Python; the path comes soon.
+# The same Gemini as in this process, and no imports from the current folder; the full path comes with `Hello`.
 _BEGIN = "import sys; sys.path[:] = [{root!r}, *filter(None, sys.path)]; from {entry} import main; main()"
 
 Process = subprocess.Popen[bytes]
 Order = tuple["Future[Process]", tuple[int, ...], int, str]
-ENTRY = "gemini.runtime.worker.worker_process"  # of workers on this host
+ENTRY = "gemini.runtime.worker.worker_process"  # for workers on this host
 _orders: dict[int, queue.SimpleQueue[Order]] = {}  # by process: threads do not survive a fork
 
 
 def start_process(descriptors: tuple[int, ...], threads: int, entry: str = ENTRY) -> Process:
-    """A new worker process with these descriptors."""
+    """Start a worker process that inherits these descriptors."""
     orders = _orders.get(os.getpid())
     if orders is None:
         orders = _orders[os.getpid()] = queue.SimpleQueue()
@@ -62,5 +62,5 @@ def _start(descriptors: tuple[int, ...], threads: int, entry: str) -> Process:
         )
     except OSError as error:
         raise WorkerError(
-            f"a worker cannot be started: {error}\n    → free memory or processes, or ask for fewer workers"
+            f"a worker cannot be started: {error}\n    → free memory or processes, or use fewer workers"
         ) from error

@@ -1,1 +1,1 @@
-"""Memory: a model's tensors, stored once, where every process of the run can reach them."""
+"""Memory: the tensors of a model, stored once where every process of the run can access them."""

@@ -1,7 +1,7 @@
-"""Followers: what an optimizer remembers of a parameter goes where the parameter goes.
+"""Optimizer state: moves with a parameter that changes its device.
 
-A parameter that moves to the device of its worker may have been trained before; its momentum is then still where the
-parameter was. It is moved before the next step of whatever optimizer has it.
+A parameter that moves to its worker's device may have been trained before, and its momentum is still on the former
+device. It is moved before the next step of the optimizer that holds it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _watching: list[Any] = []
 
 
 def move_optimizer_state(tensors: Iterable[torch.Tensor]) -> None:
-    """These tensors have changed their device."""
+    """Note that these tensors have changed their device."""
     _moved.update({id(tensor): tensor for tensor in tensors})
     if not _watching:
         _watching.append(register_optimizer_step_pre_hook(_before_step))
@@ -33,6 +33,6 @@ def _before_step(optimizer: Optimizer, *_: Any) -> None:
 
 def _follow(state: dict[str, Any], parameter: torch.Tensor) -> None:
     for key, value in state.items():
-        # A scalar counts steps: optimizers keep it in main memory.
+        # A scalar is a step counter, which optimizers keep in main memory.
         if isinstance(value, torch.Tensor) and value.dim() and value.device != parameter.device:
             state[key] = value.to(parameter.device)

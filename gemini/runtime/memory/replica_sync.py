@@ -1,14 +1,14 @@
-"""The ledger: tensors of a module that two hosts each have, and their contents as both know them.
+"""Replica sync: keeps the tensors of a module equal on two hosts that share no memory.
 
-Without shared memory a write on one side is not seen on the other. Programs write in ways that nobody announces
-(`p.data.add_(…)`, NumPy views, batch normalisation), so before a call the controller compares what is there with what
-the worker has, byte by byte, and sends what differs; after it the worker does the same.
+A write on one side is not visible on the other, and scripts write without notice (`p.data.add_(…)`, NumPy views, batch
+normalization). Before a call the controller therefore compares its tensors byte by byte with the last contents that
+both sides had, and sends what differs; after the call the worker does the same.
 
-    controller   tensors ≠ ledger ──── contents ────► tensors, ledger      before forward and backward
-                 tensors, ledger  ◄─── contents ───── ledger ≠ tensors     after them
+    controller   tensors ≠ known ──── contents ────► tensors, known      before forward and backward
+                 tensors, known  ◄─── contents ───── known ≠ tensors     after them
 
-It costs a copy of the module's tensors on each side, and one comparison, at the speed of memory, for each arrow. A hash
-would save the copy, but not be exact, or be slow; and on a GPU it would have to leave it.
+This costs a copy of the module's tensors on each side, and one comparison at memory speed per arrow. A hash would save
+the copy but be inexact or slow, and on a GPU the contents would have to leave the device.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ _library.memcmp.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
 
 
 class ReplicaSync:
-    """Some tensors on one side. Those that share a storage are one piece."""
+    """Tensors on one side and their contents as both sides have them. Tensors that share a storage are one piece."""
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         self.tensors = list(tensors)
-        self.size, self.homes = plan_layout(self.tensors)
-        self.first = _pieces(self.homes)  # one tensor of each piece
-        with torch.inference_mode(False):  # or it could only be written to where that mode is on
+        self.size, self.layouts = plan_layout(self.tensors)
+        self.first = _pieces(self.layouts)  # one tensor of each piece
+        with torch.inference_mode(False):  # a copy made in inference mode could only be written in that mode
             self.known = [storage_bytes(self.tensors[at]).clone() for at in self.first]
 
     def fits(self, tensors: Sequence[torch.Tensor]) -> bool:
-        """Whether the other side's tensors can hold these: as many, alike, sharing the same storages."""
-        size, homes = plan_layout(tensors)
-        return size == self.size and _forms(homes) == _forms(self.homes)
+        """Return whether the other side's tensors can hold these: the same number, layouts and shared storages."""
+        size, layouts = plan_layout(tensors)
+        return size == self.size and _forms(layouts) == _forms(self.layouts)
 
-    def differing(self) -> tuple[list[int], list[torch.Tensor]]:
-        """The pieces that the other side has other contents of, and the contents; it has them now."""
+    def pop_changes(self) -> tuple[list[int], list[torch.Tensor]]:
+        """Return the pieces that have changed on this side and their contents, which become the known ones."""
         places = []
         for piece, at in enumerate(self.first):
             now = storage_bytes(self.tensors[at])
@@ -52,38 +52,38 @@ class ReplicaSync:
                 places.append(piece)
         return places, [self.known[piece] for piece in places]
 
-    def take(self, places: list[int], contents: list[torch.Tensor]) -> None:
-        """What the other side has sent."""
+    def apply_changes(self, places: list[int], contents: list[torch.Tensor]) -> None:
+        """Write contents that the other side has sent."""
         for piece, bytes_ in zip(places, contents, strict=True):
             self.known[piece].copy_(bytes_)
-            # As in shared memory: autograd counts no write, and what it has saved is what is there now.
+            # As in shared memory: no version counter is bumped, and saved tensors have the new contents.
             storage_bytes(self.tensors[self.first[piece]]).copy_(bytes_)
 
 
-def build_replica(homes: Sequence[TensorLayout], contents: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Tensors like those of the other side, in the memory of the contents of their storages."""
-    memory = dict(zip(dict.fromkeys(home.offset for home in homes), contents, strict=True))
-    found = [home.look(memory[home.offset]) for home in homes]
+def build_replica(layouts: Sequence[TensorLayout], contents: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Return tensors like those of the other side, on the memory of the contents of their storages."""
+    memory = dict(zip(dict.fromkeys(layout.offset for layout in layouts), contents, strict=True))
+    found = [layout.view(memory[layout.offset]) for layout in layouts]
     return [
-        nn.Parameter(tensor, home.requires_grad) if home.is_parameter else tensor
-        for tensor, home in zip(found, homes, strict=True)
+        nn.Parameter(tensor, layout.requires_grad) if layout.is_parameter else tensor
+        for tensor, layout in zip(found, layouts, strict=True)
     ]
 
 
-def _pieces(homes: list[TensorLayout]) -> list[int]:
+def _pieces(layouts: list[TensorLayout]) -> list[int]:
     found: dict[int, int] = {}
-    for at, home in enumerate(homes):
-        found.setdefault(home.offset, at)
+    for at, layout in enumerate(layouts):
+        found.setdefault(layout.offset, at)
     return list(found.values())
 
 
-def _forms(homes: list[TensorLayout]) -> list[TensorLayout]:
-    """Without what workers are told with every call."""
-    return [replace(home, requires_grad=False) for home in homes]
+def _forms(layouts: list[TensorLayout]) -> list[TensorLayout]:
+    """Return the layouts without what is sent with every call."""
+    return [replace(layout, requires_grad=False) for layout in layouts]
 
 
 def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether bytes are the same."""
+    """Return whether bytes are equal."""
     if one.is_cpu:
         return not _library.memcmp(one.data_ptr(), other.data_ptr(), len(one))
     return bool(torch.equal(one, other))

@@ -1,12 +1,12 @@
-"""Homes: where the tensors of a model live, so that all processes work on the same memory.
+"""Shared layout: moves the tensors of a model into memory that all processes map.
 
-Parameters and buffers move into a segment of a device's memory that the controller makes and workers open. The
-`Parameter` objects of the program stay what they are: only their storage is another, so optimizers made before keep
-working, and what `optimizer.step()` writes is at once what the workers read. Each tensor has a storage of its own
-(tensors that shared one still do), so that saving a parameter saves that parameter and no more.
+Parameters and buffers move into a segment of device memory that the controller allocates and workers open. The
+`Parameter` objects of the script stay the same: only their storage is exchanged, so existing optimizers keep working,
+and workers read what `optimizer.step()` writes. Each tensor has its own storage (tensors that shared one still do), so
+that saving a parameter saves only that parameter.
 
-The controller makes the memory on GPUs as well: it then outlives any worker, and a worker that is killed takes nothing
-of the model with it.
+The controller allocates GPU memory as well: it outlives every worker, and a killed worker takes nothing of the model
+with it.
 """
 
 from __future__ import annotations
@@ -27,30 +27,30 @@ MemoryPosition = tuple[int, torch.Size, tuple[int, ...]]
 
 
 class MisplacedTensor(Exception):
-    """A tensor cannot be where a worker would need it: its module runs in the program's process."""
+    """A tensor cannot be where a worker would need it: its module runs in the controller."""
 
 
 def memory_positions(tensors: Sequence[torch.Tensor]) -> list[MemoryPosition]:
-    """Where tensors are in memory, and how they lie there: `.data` may give one another form in the same place."""
+    """Return address, shape and strides of tensors: `.data` may change the layout at the same address."""
     return [*zip(map(_ADDRESS, tensors), map(_SHAPE, tensors), map(_STRIDES, tensors), strict=True)]
 
 
 class TensorPositions:
-    """Where tensors are that are looked at again and again."""
+    """The memory positions of tensors that are checked repeatedly."""
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         self._tensors, self._places = tensors, memory_positions(tensors)
         self._addresses, self._dense = [place for place, _, _ in self._places], [*map(_IS_DENSE, tensors)]
 
     def hold(self, *, have_shapes: bool = False) -> bool:
-        """Whether the tensors are there still, and lie as they did; `have_shapes`: they have those that they had."""
+        """Return whether the tensors are still there, with the same layout; `have_shapes`: their shapes hold."""
         if not have_shapes or not all(self._dense):
             return memory_positions(self._tensors) == self._places
         return [*map(_ADDRESS, self._tensors)] == self._addresses and all(map(_IS_DENSE, self._tensors))
 
 
 def can_share(tensor: torch.Tensor) -> bool:
-    """Whether a tensor can live in memory that processes share."""
+    """Return whether a tensor can live in memory that processes share."""
     return (
         tensor.layout is torch.strided
         and tensor.device.type != "meta"
@@ -61,44 +61,44 @@ def can_share(tensor: torch.Tensor) -> bool:
 
 
 def plan_layout(tensors: Iterable[torch.Tensor]) -> tuple[int, list[TensorLayout]]:
-    """Places in a segment for tensors that can move, each once; the size of the segment, and the homes in order.
+    """Lay tensors out in a segment, each once; return its size and the layouts in order.
 
-    Tensors that share a storage get homes that share one.
+    Tensors that share a storage get layouts that share one.
     """
     places: dict[int, tuple[int, int]] = {}  # storage → offset, size
     end = 0
-    homes = []
+    layouts = []
     for tensor in tensors:
         storage = tensor.untyped_storage()
         if storage._cdata not in places:
             places[storage._cdata] = (end, storage.nbytes())
             end += -(-max(storage.nbytes(), 1) // _ALIGN) * _ALIGN
-        homes.append(TensorLayout(
+        layouts.append(TensorLayout(
             *places[storage._cdata], tensor.dtype, tuple(tensor.shape), tuple(tensor.stride()),
             tensor.storage_offset(), isinstance(tensor, nn.Parameter), tensor.requires_grad,
         ))  # fmt: skip
-    return max(end, _ALIGN), homes
+    return max(end, _ALIGN), layouts
 
 
 def storage_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """The bytes of its storage."""
+    """Return the bytes of a tensor's storage."""
     storage = tensor.untyped_storage()
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
 
 
 def move_to_segment(tensors: Iterable[torch.Tensor], device: Device) -> tuple[Segment, dict[int, TensorLayout]]:
-    """Give tensors a home in a new segment; they keep their identity. Returns the homes by `id` of the tensor."""
+    """Move tensors into a new segment; they keep their identity. Return the layouts by `id` of the tensor."""
     moving = list({id(tensor): tensor for tensor in tensors if can_share(tensor)}.values())
-    size, homes = plan_layout(moving)
-    with torch.inference_mode(False):  # else, moved in a program's evaluation, they could not be trained any more
+    size, layouts = plan_layout(moving)
+    with torch.inference_mode(False):  # tensors moved in inference mode could not be trained afterwards
         segment = device.allocate(size)
         opened: dict[int, torch.Tensor] = {}
-        for tensor, home in zip(moving, homes, strict=True):
-            if home.offset not in opened:
-                opened[home.offset] = segment.view(home.offset, home.size)
-                opened[home.offset].copy_(storage_bytes(tensor))
-        for tensor, home in zip(moving, homes, strict=True):
-            tensor.data = home.look(opened[home.offset])
+        for tensor, layout in zip(moving, layouts, strict=True):
+            if layout.offset not in opened:
+                opened[layout.offset] = segment.view(layout.offset, layout.size)
+                opened[layout.offset].copy_(storage_bytes(tensor))
+        for tensor, layout in zip(moving, layouts, strict=True):
+            tensor.data = layout.view(opened[layout.offset])
             if tensor.grad is not None and tensor.grad.device != tensor.device:
                 tensor.grad = tensor.grad.to(tensor.device)
-    return segment, {id(tensor): home for tensor, home in zip(moving, homes, strict=True)}
+    return segment, {id(tensor): layout for tensor, layout in zip(moving, layouts, strict=True)}

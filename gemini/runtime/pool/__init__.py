@@ -1,1 +1,1 @@
-"""The worker pool: spawning, supervising, interrupting and ending worker processes."""
+"""Worker pool: starting, supervising, interrupting and ending worker processes."""

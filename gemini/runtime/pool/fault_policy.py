@@ -1,10 +1,10 @@
-"""Faults: what went wrong, and what the program sees of it.
+"""Fault policy: what went wrong in a worker, and what the script sees of it.
 
-the unit's own code raises     the same exception here, its traceback goes on in the worker, and a note says where
-something of ours fails        the call is undone and made here: one line says so, and it is counted;
-                               with `strict` it is an error
-a worker is lost               WorkerError; afterwards the model runs here, with one line; with `strict` every
-                               call is an error
+user code raises             the same exception in the script; its traceback continues in the worker, with a note
+internal fault               the call is undone and runs in the controller: one log line, and it is counted; an error
+                             with `strict`
+a worker is lost             WorkerError; afterwards the model runs in the controller, with one log line; with `strict`
+                             every call is an error
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class _Call(Protocol):
 
 
 class WorkerTraceback(Exception):
-    """The traceback in the worker, shown as the cause of the exception here where Python shows no notes."""
+    """The traceback in the worker, shown as the cause of the exception where Python shows no notes."""
 
     def __str__(self) -> str:
         return f"\n{self.args[0]}"
@@ -68,19 +68,19 @@ thread_context = ThreadContext()
 
 
 class FaultPolicy:
-    """The faults of one model so far, and how it treats them."""
+    """The faults of one model so far, and how they are handled."""
 
     def __init__(self, name: str, quiet: bool = False, strict: bool = False) -> None:
         self.name, self.quiet, self.strict = name, quiet, strict
-        self.survives = False  # a lost worker is no error of the program's: its model goes on in this process
-        self.demotions = 0  # calls that were made here because something of ours failed
-        self.folder: Path | None = None  # where failed calls are saved
-        self.plan: list[list[Any]] = []  # units and their workers
+        self.survives = False  # the loss of a worker is not raised: the model continues in this process
+        self.demotions = 0  # calls that ran in the controller after an internal fault
+        self.folder: Path | None = None  # in which failed calls are saved
+        self.plan: list[list[Any]] = []  # remote modules and their workers
         self._saved = 0
-        self._said: set[str] = set()
+        self._logged: set[str] = set()
 
     def demote(self, what: str, error: BaseException) -> None:
-        """Something of ours has failed and will be done here instead; raises with `strict`."""
+        """Note an internal fault whose work will run in the controller instead; raise with `strict`."""
         self.demotions += 1
         kind = "" if isinstance(error, InternalFault) else f"{type(error).__name__}: "
         reason = describe_out_of_memory(error) or f"{kind}{error}".partition("\n")[0]
@@ -88,14 +88,14 @@ class FaultPolicy:
             raise WorkerError(
                 f"{what} failed in a worker: {error}\n    → without strict=True it runs in this process instead"
             ) from error
-        # What cannot be sent to one unit cannot be sent to others: that is said once.
+        # A tensor that cannot be sent to one module cannot be sent to others: log it once.
         once = str(error.__cause__) if isinstance(error.__cause__, UnsendableTensor) else what
         self.say(f"{what} runs in this process: {reason:.400}", once=once)
 
     def save(
         self, call: _Call, action: str, error: BaseException, gradients: Sequence[Any] = (), trace: str = ""
     ) -> None:
-        """Save a call that failed, and note on the exception where. A failure to do so is no failure."""
+        """Save a call that failed, and note the folder on the exception. A failure to save is only logged."""
         if (
             self.folder is None
             or self._saved >= MAX_SAVED
@@ -116,16 +116,16 @@ class FaultPolicy:
             self.say(f"the failed call could not be saved: {problem!s:.200}", once="saving")
 
     def say(self, text: str, once: str = "") -> None:
-        """One line to the user; only the first with the same `once`."""
-        if self.quiet or once in self._said:
+        """Log one line to the user; only the first with the same `once`."""
+        if self.quiet or once in self._logged:
             return
         if once:
-            self._said.add(once)
+            self._logged.add(once)
         tell(f"gemini: {text}")
 
 
 def worker_exception(reply: Any, unit: _Module, what: str) -> BaseException:
-    """The exception to raise for what a unit's code has raised in its worker."""
+    """Return the exception to raise for what user code has raised in a worker."""
     if not isinstance(reply, Raised):
         return WorkerError(f"worker {unit.worker.index} answered {what} of {unit.name} with {reply!r:.200}")
     scope = ".".join(part for part in (unit.name, reply.scope) if part)
@@ -138,7 +138,7 @@ def worker_exception(reply: Any, unit: _Module, what: str) -> BaseException:
 
 
 def rebuild_with_traceback(reply: Raised, text: str) -> BaseException:
-    """The exception of a reply, with the frames that it went through in the worker and a note."""
+    """Return the exception of a reply, with the frames that it passed in the worker and a note."""
     error = rebuild(reply.exception)
     tracebacks.attach_traceback(error, reply.chain, rebuild)
     if sys.version_info < (3, 11):

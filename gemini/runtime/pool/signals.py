@@ -1,9 +1,9 @@
-"""Interrupts: a signal of the program (Ctrl-C) waits while a worker is being asked, as it waits for any operator.
+"""Signals: handlers of the script (Ctrl-C) are deferred while a worker request is under way, as by any operator.
 
-A signal handler of Python may raise between any two instructions. Raised between sending a request and taking its
-reply, it would leave a reply that nobody expects, or a worker that still writes to buffers the program believes it has
-put right. So handlers run after the request: at once if the worker is quick, after `GRACE` seconds, with the worker
-ended, if it is not. Whoever presses Ctrl-C a second time does not wait.
+A Python signal handler may raise between any two instructions. Raised between a request and its reply, it would leave
+a reply that no thread expects, or a worker that still writes to buffers that the script has restored. Handlers
+therefore run after the request: immediately if the worker is quick, after `GRACE` seconds, with the worker ended, if
+it is not. A second Ctrl-C is not deferred.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ import threading
 from types import FrameType, TracebackType
 from typing import Any
 
-_signal: Any = importlib.import_module("_signal")  # `signal` makes enumerations of all it returns: ten times slower
-GRACE = 5.0  # seconds for which a signal waits
-_HELD = [int(one) for one in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM, signal.SIGHUP, signal.SIGUSR1)]
+_signal: Any = importlib.import_module("_signal")  # `signal` wraps results in enumerations: ten times slower
+GRACE = 5.0  # seconds for which a signal is deferred
+_SIGNALS = [int(one) for one in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM, signal.SIGHUP, signal.SIGUSR1)]
 
 
 class DeferredSignals:
-    """`with Held():` — handlers of the program run when the block ends. Costs microseconds; may be nested."""
+    """`with DeferredSignals():` handlers of the script run when the block ends. Costs microseconds; may be nested."""
 
     _is_outermost = False
 
     def __enter__(self) -> DeferredSignals:
         if _current[0] is not None or threading.get_ident() != threading.main_thread().ident:
             return self
-        self.noted: list[int] = []
+        self.pending: list[int] = []
         self._before: list[tuple[int, Any]] = []
-        for number in _HELD:
+        for number in _SIGNALS:
             handler = _signal.getsignal(number)
             if callable(handler):
                 self._before.append((number, handler))
@@ -48,17 +48,17 @@ class DeferredSignals:
         if not self._is_outermost:
             return
         self._restore()
-        if self.noted:
+        if self.pending:
             note_user_code()
             handlers = dict(self._before)
-            for number in dict.fromkeys(self.noted):
+            for number in dict.fromkeys(self.pending):
                 handlers[number](number, sys._getframe(1))
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        self.noted.append(number)
-        if self.noted.count(signal.SIGINT) > 1:
+        self.pending.append(number)
+        if self.pending.count(signal.SIGINT) > 1:
             handlers = dict(self._before)
-            self.noted = []
+            self.pending = []
             self._restore()
             note_user_code()
             handlers[number](number, frame)
@@ -66,7 +66,7 @@ class DeferredSignals:
     def _restore(self) -> None:
         self._is_outermost, _current[0] = False, None
         for number, handler in self._before:
-            if _signal.getsignal(number) == self._note:  # else the program has set another one meanwhile
+            if _signal.getsignal(number) == self._note:  # else the script has set another one meanwhile
                 _signal.signal(number, handler)
 
 
@@ -75,9 +75,9 @@ _current: list[DeferredSignals | None] = [None]  # of the main thread, the only 
 
 
 def has_pending_signal() -> bool:
-    """Whether a signal waits for the end of a block."""
-    held = _current[0]
-    return held is not None and bool(held.noted)
+    """Return whether a signal waits for the end of a block."""
+    deferred = _current[0]
+    return deferred is not None and bool(deferred.pending)
 
 
 def note_user_code() -> None:

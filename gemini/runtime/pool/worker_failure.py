@@ -1,4 +1,4 @@
-"""The end of a worker in words: what ended it, what it held, whether memory had run out, and what to change."""
+"""Worker failure: how a worker ended, what it held, whether memory ran out, and what to change."""
 
 from __future__ import annotations
 
@@ -14,56 +14,56 @@ _AMOUNT = re.compile(r"tried to allocate ([\d.]+) ?(bytes|[KMG]iB)", re.IGNORECA
 
 
 def describe_exit(code: int) -> str:
-    """How a process ended, by its exit code."""
+    """Describe how a process ended, by its exit code."""
     if code >= 0:
-        return f"ended with code {code}"
+        return f"exited with code {code}"
     try:
-        return f"was ended by {signal.Signals(-code).name}"
+        return f"was killed by {signal.Signals(-code).name}"
     except ValueError:
-        return f"was ended by signal {-code}"
+        return f"was killed by signal {-code}"
 
 
-def describe_contents(holds: Mapping[str, str]) -> str:
-    """What a worker has of the program's models."""
-    return " and ".join(holds.values())
+def describe_contents(contents: Mapping[str, str]) -> str:
+    """Describe what a worker holds of the models."""
+    return " and ".join(contents.values())
 
 
-def explain_kill(holds: Mapping[str, str], kills: Sequence[int]) -> tuple[str, str]:
-    """What is known of a worker of this machine that SIGKILL has ended, and what to do.
+def explain_kill(contents: Mapping[str, str], kills: Sequence[int]) -> tuple[str, str]:
+    """Return the facts about a local worker that SIGKILL ended, and a remedy.
 
-    `kills`: what the kernel had counted when the worker started.
+    `kills`: the kernel's counters when the worker started.
     """
-    known = [f"it held {describe_contents(holds)}" if holds else "it held nothing yet"]
+    known = [f"it held {describe_contents(contents)}" if contents else "it held nothing yet"]
     if peak := host_memory.peak_child_memory():
-        known.append(f"{host_memory.format_bytes(peak)} of memory at the most")
+        known.append(f"{host_memory.format_bytes(peak)} of memory at its peak")
     now = host_memory.count_oom_kills()
     ran_out = any(after > before for after, before in zip(now, kills))
     facts = [", ".join(known)]
     if ran_out:
-        facts.append("the kernel has ended a process for want of memory since it started")
+        facts.append("the kernel has killed a process for lack of memory since it started")
     elif now:
-        facts.append("the kernel counts no process that it has ended for want of memory since then")
-    facts += _left()
-    remedy = LESS_MEMORY if ran_out else f"see who has sent the signal; if it was a limit of memory, {LESS_MEMORY}"
+        facts.append("the kernel has killed no process for lack of memory since it started")
+    facts += _describe_available()
+    remedy = LESS_MEMORY if ran_out else f"find out who sent the signal; if it was a memory limit, {LESS_MEMORY}"
     return "; ".join(facts), remedy
 
 
-def explain_failure(trace: str, holds: Mapping[str, str]) -> tuple[str, str]:
-    """What is known of a worker in which code of ours has failed, by its traceback, and what to do."""
-    said = trace.splitlines()[-1]
-    if "MemoryError" not in said and "Cannot allocate memory" not in said:
-        return said, "without --strict the program goes on in its own process; please report this"
-    held = f"it held {describe_contents(holds)}" if holds else "it held nothing yet"
-    return "; ".join([f"out of memory: {said}", held, *_left()]), LESS_MEMORY
+def explain_failure(trace: str, contents: Mapping[str, str]) -> tuple[str, str]:
+    """Return the facts about a worker in which Gemini's own code failed, from its traceback, and a remedy."""
+    last_line = trace.splitlines()[-1]
+    if "MemoryError" not in last_line and "Cannot allocate memory" not in last_line:
+        return last_line, "without --strict the script continues in its own process; please report this"
+    held = f"it held {describe_contents(contents)}" if contents else "it held nothing yet"
+    return "; ".join([f"out of memory: {last_line}", held, *_describe_available()]), LESS_MEMORY
 
 
-def _left() -> list[str]:
+def _describe_available() -> list[str]:
     left = host_memory.available_memory()
-    return [] if left is None else [f"{host_memory.format_bytes(left[0])} {left[1]} can be had now"]
+    return [] if left is None else [f"{host_memory.format_bytes(left[0])} {left[1]} available now"]
 
 
 def describe_out_of_memory(error: BaseException) -> str:
-    """Where memory ran out, how much was missing, and what to change; '' where the error says something else."""
+    """Describe where memory ran out, how much was missing, and a remedy; '' for other errors."""
     if not is_out_of_memory(error):
         return ""
     notes = [note for note in getattr(error, "__notes__", ()) if note.startswith("in worker")]
@@ -71,9 +71,10 @@ def describe_out_of_memory(error: BaseException) -> str:
     found = _AMOUNT.search(str(error))
     left = (
         host_memory.available_memory() if found and found[2].lower() == "bytes" else None
-    )  # devices say by themselves what they have
-    free = f", {host_memory.format_bytes(left[0])} {left[1]} can" if left is not None else ""
-    return f"out of memory {place}: {_requested(*found.groups()) if found else 'more'} could not be had{free}; {LESS_MEMORY}"
+    )  # devices report what they have
+    free = f", {host_memory.format_bytes(left[0])} {left[1]} available" if left is not None else ""
+    size = _requested(*found.groups()) if found else "more"
+    return f"out of memory {place}: {size} could not be allocated{free}; {LESS_MEMORY}"
 
 
 def _requested(number: str, unit: str) -> str:

@@ -1,8 +1,8 @@
-"""A worker as the controller sees it: a process to start, ask, and not to lose sight of.
+"""Worker handle: a worker process as the controller sees it, to start, request and supervise.
 
-Every wait ends: with the reply, with a worker's death (its socket closes at once), or with the watchdog's timeout. A
-worker that is lost takes its team with it: the model's tensors are here, so the program can go on without them.
-Several threads may ask at the same time; whoever waits reads, and what is for another is put in the mailbox.
+Every wait ends: with the reply, with the worker's death (its socket closes immediately), or with the watchdog's
+timeout. A lost worker takes the whole pool with it: the model's tensors are in the controller, so the script can
+continue without workers. Several threads may send requests at the same time, see `reply_mailbox`.
 """
 
 from __future__ import annotations
@@ -38,41 +38,41 @@ from gemini.runtime.protocol import UNSOLICITED, DropCalls, Hello, Ready, Stop
 from gemini.runtime.transport.channel import Channel, ChannelClosed
 from gemini.runtime.transport.link import Link, UnreadableMessage
 
-_SLICE = 0.5  # seconds between looks at the clock while waiting
-START_TIMEOUT = 60.0  # seconds for the start, at the least
+_SLICE = 0.5  # seconds between checks of the time while waiting
+START_TIMEOUT = 60.0  # seconds for the start, at least
 _STACKS = 20_000  # characters of stacks in an error
 
 _all: weakref.WeakSet[WorkerHandle] = weakref.WeakSet()
 
 
 class InternalFault(Exception):
-    """Something of ours failed; the program's state is as before, and the call can be made here instead."""
+    """Gemini's own code failed; the state of the script is as before, and the call can run in the controller."""
 
 
 def raise_internal_fault(error: Exception, what: str) -> NoReturn:
-    """Raise what an exception of code of ours alone is: our fault, but for the loss of a worker."""
+    """Raise an exception of Gemini's own code as InternalFault, except for the loss of a worker."""
     if isinstance(error, (WorkerError, InternalFault)):
         raise error
     raise InternalFault(f"{what}: {type(error).__name__}: {error}") from error
 
 
 class WorkerHandle:
-    """One worker process of a team. Made started; `greet` waits until it is up."""
+    """One worker process of a pool, started by the constructor; `await_ready` waits until it is up."""
 
-    is_remote = False  # it shares the memory of this host
+    is_remote = False  # shares the memory of this host
     output_location = "above"
 
     def __init__(self, index: int, threads: int, timeout: float, team: list[WorkerHandle], device: str = "cpu") -> None:
         self.index, self.timeout, self.team = index, timeout, team
         self.secret = secrets.token_bytes(16)
         self.last = "start"
-        self.loss = ""  # why it cannot be asked any more
-        self.holds: dict[str, str] = {}  # what it has of models, in words, by model
+        self.loss = ""  # why it cannot be used any more
+        self.contents: dict[str, str] = {}  # parts of models in words, by model
         self._kills = count_oom_kills()
         self.mailbox = ReplyMailbox()
-        self.pending_error: BaseException | None = None  # a warning that the program has made an error
+        self.pending_error: BaseException | None = None  # a warning turned into one
         self._numbers = itertools.count(1)
-        self._told: tuple[Any, bytes] = (None, b"")  # region and generator that the last call named
+        self._last_modes: tuple[Any, bytes] = (None, b"")  # region and generator state of the last call
         self.sending = threading.Lock()
         self._start(threads, device)
 
@@ -85,39 +85,39 @@ class WorkerHandle:
         self.stacks = os.memfd_create("gemini-stacks", os.MFD_CLOEXEC)
         weakref.finalize(self, _close, self.stacks, os.getpid()).atexit = False
         track_worker(self)
-        with DeferredSignals():  # or a process would be started that nobody knows
+        with DeferredSignals():  # a signal must not leave an untracked process
             self.process = spawn.start_process((theirs.fileno(), self.stacks), threads)
             self.team.append(self)
         theirs.close()
         self._say_hello(threads, list(sys.path), device)
 
     def _say_hello(self, threads: int, path: list[str], device: str) -> None:
-        with contextlib.suppress(ChannelClosed):  # `greet` says how it ended
+        with contextlib.suppress(ChannelClosed):  # `await_ready` reports how it ended
             limit, dtype, back_end = sys.getrecursionlimit(), torch.get_default_dtype(), class_path(device)
             self.link.send(Hello(self.secret, self.index, threads, path, dtype, limit, device, back_end))
 
     @property
     def title(self) -> str:
-        """What it is called in errors."""
+        """Its name in errors."""
         return f"worker {self.index} (process {self.process.pid})"
 
     def await_ready(self) -> None:
         """Wait until the worker is up."""
         ready = self._receive(max(self.timeout, START_TIMEOUT))
         if not isinstance(ready, Ready) or ready.secret != self.secret:
-            raise self._lose(f"worker {self.index} did not answer as one of ours: {ready!r:.100}")
+            raise self._lose(f"worker {self.index} sent an unexpected first message: {ready!r:.100}")
         self.link.set_device(self.device)
 
     # ── asking ─────────────────────────────────────────────────────────────────────────────────────────────────
     def next_number(self) -> int:
-        """A number for a request."""
+        """Return a number for a request."""
         return next(self._numbers)
 
     def ask(self, request: Any, what: str, descriptors: tuple[int, ...] = (), timeout: float = 0.0) -> Any:
-        """Send a request and wait for its reply. OurFault: it cannot be sent, and everything is as it was.
+        """Send a request and wait for its reply. Raise InternalFault, with the state unchanged, if it cannot be sent.
 
-        A request that says what the worker does not know yet is given as a function: it is made when it is sent, so
-        that no other thread's request, which relies on it, can be sent before.
+        A request with changes that the worker has not seen yet is given as a function: it is built when it is sent, so
+        that no other thread's request, which relies on them, is sent before.
         """
         if self.loss:
             raise WorkerError(self.loss)
@@ -129,7 +129,7 @@ class WorkerHandle:
                         request = request() if callable(request) else request
                         self.link.send(request, descriptors)
                     except BaseException:
-                        self._told = (None, b"")
+                        self._last_modes = (None, b"")
                         raise
                 reply = self.wait_reply(request.number, max(timeout, self.timeout))
             except ChannelClosed:
@@ -138,13 +138,13 @@ class WorkerHandle:
                 raise
             except BaseException as error:
                 if isinstance(error, Exception) and not self.link.channel.is_broken:
-                    raise InternalFault(f"{what} cannot be asked for: {type(error).__name__}: {error}") from error
+                    raise InternalFault(f"{what} cannot be requested: {type(error).__name__}: {error}") from error
                 self._lose(f"worker {self.index} was interrupted by {type(error).__name__} in {what}")
                 raise
         self.check_reply(reply, what)
         if self.pending_error is not None:
-            complaint, self.pending_error = self.pending_error, None
-            raise InternalFault(f"a warning is to be an error: {complaint}")
+            pending, self.pending_error = self.pending_error, None
+            raise InternalFault(f"a warning was turned into an error: {pending}")
         return reply
 
     def check_reply(self, reply: Any, what: str) -> None:
@@ -154,22 +154,22 @@ class WorkerHandle:
         if isinstance(reply, InternalFault):
             raise reply
 
-    def tell(self, region: Region, generator: bytes) -> tuple[Any, bytes]:
-        """What a call names of its region, with the switches of torch, and generator: only what is not as in the last.
+    def encode_modes(self, region: Region, generator: bytes) -> tuple[Any, bytes]:
+        """Return the autograd region, with torch's flags, and the generator state, each only if it has changed.
 
-        Several threads may each be in a region of their own: to be called when the request is made.
+        Threads may be in different regions: call this while the request is built.
         """
         plain = (region.grad, region.inference, region.autocast, torch_flags.current_flags())
-        known, self._told = self._told, (plain, generator)
+        known, self._last_modes = self._last_modes, (plain, generator)
         return None if plain == known[0] else plain, b"" if generator == known[1] else generator
 
     def wait_reply(self, number: int, timeout: float) -> Any:
-        """The reply to a request. One thread reads for all; the others look when something has arrived."""
+        """Wait for the reply to a request."""
         return self.mailbox.wait_for(number, partial(self._receive, timeout))
 
     def _receive(self, timeout: float) -> Any:
-        """The next reply, whoever waits for it; news on the way are repeated."""
-        deadline = leave = 0.0  # not looked at yet: most replies are there before anybody asks for the time
+        """Return the next reply of the worker; handle unsolicited messages on the way."""
+        deadline = leave = 0.0  # set after the first empty wait: most replies need no clock
         while True:
             try:
                 found = self.link.receive(_SLICE)
@@ -190,34 +190,38 @@ class WorkerHandle:
                 raise self.report_hang(timeout)
             leave = leave or (now + GRACE if has_pending_signal() else 0.0)
             if leave and now > leave:
-                raise self._lose(f"worker {self.index} was ended: an interrupt did not wait longer for {self.last}")
+                raise self._lose(f"worker {self.index} was killed: an interrupt waited too long for {self.last}")
 
     def handle_unsolicited(self, news: Any) -> None:
+        """Repeat output of the worker in this process; the next `ask` raises an error that it causes."""
         try:
             replay_output(news)
         except Exception as error:
             self.pending_error = error
 
     def drop(self, calls: list[int]) -> None:
-        """Tell it of graphs that nobody needs any more, where it is not to be asked for anything."""
-        with contextlib.suppress(ChannelClosed):  # whoever asks next says how it ended
+        """Send graphs that are no longer needed, without a request."""
+        with contextlib.suppress(ChannelClosed):  # the next request reports how it ended
             self.link.send(DropCalls(0, calls))
 
     # ── the model's tensors ────────────────────────────────────────────────────────────────────────────────────
-    def ensure_shared(self, unit: PlacedModule) -> bool:
-        """See to it that it has a unit's tensors; whether it must be told of other ones. Raises Astray."""
-        return unit.shared_parameters.ensure_shared(unit.held, self.device)
+    def ensure_shared(self, module: PlacedModule) -> bool:
+        """Give the worker access to a module's tensors; return whether it must be sent new ones.
 
-    def leave(self, unit: PlacedModule) -> None:
-        """A unit runs in the program's process now."""
-        unit.shared_parameters.let_go(unit.held)
+        Raise MisplacedTensor if a tensor cannot be shared.
+        """
+        return module.shared_parameters.ensure_shared(module.tensors, self.device)
 
-    def forget(self, units: list[int]) -> None:
-        """Units of a model that is gone: nothing to do, in shared memory. In any thread, at any time."""
+    def release_module(self, module: PlacedModule) -> None:
+        """Release a module that runs in the controller from now on."""
+        module.shared_parameters.release(module.tensors)
+
+    def forget_modules(self, modules: list[int]) -> None:
+        """Forget modules of a deleted model: nothing to do in shared memory. Runs in any thread, at any time."""
 
     # ── its end ────────────────────────────────────────────────────────────────────────────────────────────────
     def _lose(self, reason: str) -> WorkerError:
-        """End the team; from now on its workers only say why."""
+        """End the whole pool; from now on its handles only report the reason."""
         for one in list(self.team):
             one.loss = one.loss or reason
         for one in list(self.team):
@@ -225,6 +229,7 @@ class WorkerHandle:
         return WorkerError(self.loss)
 
     def report_death(self) -> WorkerError:
+        """End the pool after the death of this worker, and return the error."""
         if self.loss:
             return WorkerError(self.loss)
         try:
@@ -234,9 +239,9 @@ class WorkerHandle:
         facts, remedy = "", f"see its messages {self.output_location}; fewer workers or smaller batches may help"
         trace = self._read_stacks()
         if "SIGKILL" in how:
-            facts, remedy = self._killed()
+            facts, remedy = self._explain_kill()
         elif trace.startswith("Traceback"):
-            facts, remedy = explain_failure(trace, self.holds)
+            facts, remedy = explain_failure(trace, self.contents)
         return self._lose(
             f"{self.title} {how}; its last action: {self.last}"
             + (f"; {facts}" if facts else "")
@@ -244,11 +249,12 @@ class WorkerHandle:
             + f"\n    → {remedy}"
         )
 
-    def _killed(self) -> tuple[str, str]:
-        """What is known of its end by SIGKILL, and what to do."""
-        return explain_kill(self.holds, self._kills)
+    def _explain_kill(self) -> tuple[str, str]:
+        """Return the facts about its end by SIGKILL, and a remedy."""
+        return explain_kill(self.contents, self._kills)
 
     def report_hang(self, timeout: float) -> WorkerError:
+        """End the pool after a timeout of this worker, and return the error with its stacks."""
         if self.loss:
             return WorkerError(self.loss)
         with contextlib.suppress(OSError):
@@ -260,16 +266,16 @@ class WorkerHandle:
             if trace and trace == before:
                 break
         return self._lose(
-            f"{self.title} did not answer for {timeout:.0f} s; its last action: "
-            f"{self.last}; its stacks:\n{trace or '  (it gave none: it may be stopped)'}\n"
-            "    → if the work may take that long, raise the limit: GeminiConfig(watchdog=SECONDS)"
+            f"{self.title} did not reply for {timeout:.0f} s; its last action: "
+            f"{self.last}; its stacks:\n{trace or '  (none: the process may be stopped)'}\n"
+            "    → if the work can take that long, raise the limit: GeminiConfig(watchdog=SECONDS)"
         )
 
     def _read_stacks(self) -> str:
         return os.pread(self.stacks, _STACKS, 0).decode(errors="replace").strip()
 
     def kill(self) -> None:
-        """End it at once. Threads that wait for it wake up."""
+        """End it immediately. Threads that wait for it wake up."""
         self.loss = self.loss or f"worker {self.index} has been stopped"
         with contextlib.suppress(OSError):
             self.link.channel.connection.shutdown(socket.SHUT_RDWR)
@@ -278,17 +284,17 @@ class WorkerHandle:
             self.process.wait(5)
         if not self.mailbox.has_reader:
             self.link.close()
-            self.link.transport.forget()  # the model may live on, and knows its workers
+            self.link.transport.forget()  # the model may live on with references to its workers
 
     def request_stop(self) -> None:
-        """Ask it to leave."""
+        """Ask it to exit."""
         if not self.loss:
             self.link.channel.set_send_timeout(1.0)
             with contextlib.suppress(ChannelClosed):
                 self.link.send(Stop(0), wait=False)
 
     def await_exit(self, deadline: float) -> None:
-        """Make sure that it leaves; what it still has to say is heard if it is in time."""
+        """Wait for its exit until the deadline and repeat its last output; then kill it."""
         try:
             while not self.loss and not self.mailbox.has_reader:
                 found = self.link.receive(max(0.0, deadline - time.monotonic()))
@@ -308,12 +314,12 @@ def _close(descriptor: int, owner: int) -> None:
 
 
 def track_worker(worker: WorkerHandle) -> None:
-    """A worker with open connections."""
+    """Track a worker with open connections."""
     _all.add(worker)
 
 
 def _forget_in_child() -> None:
-    """A forked process must not keep the connections open, or a worker would not notice its controller's end."""
+    """Close connections in a forked process, or a worker would not notice the end of its controller."""
     for worker in list(_all):
         worker.loss = "it belongs to another process"
         worker.link.close()

@@ -1,4 +1,4 @@
-"""News: what units print, warn and log in their worker happens here, where the program's own does."""
+"""Worker output: what modules print, warn and log in a worker is repeated in the controller."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from typing import Any
 from gemini.runtime.pool.signals import note_user_code
 from gemini.runtime.protocol import Logged, Printed, Warned
 
-_registries: dict[str, dict[Any, Any]] = {}  # by file: which warnings were shown, as its module here knows
+_registries: dict[str, dict[Any, Any]] = {}  # by file: the warnings that were shown
 
 
-def replay_output(news: Any) -> None:
-    """Do here what was done there. Raises where the program has asked for warnings to be errors."""
+def replay_output(message: Any) -> None:
+    """Print, warn or log in this process. Raises if the script turns warnings into errors."""
     note_user_code()
-    if isinstance(news, Printed):
-        stream = getattr(sys, news.stream, None)
+    if isinstance(message, Printed):
+        stream = getattr(sys, message.stream, None)
         if stream is not None:
-            stream.write(news.text)
-    elif isinstance(news, Warned):
-        registry = _registry_of(news.file)
-        warnings.warn_explicit(news.text, news.category, news.file, news.line, registry=registry)
-    elif isinstance(news, Logged):
-        record = logging.makeLogRecord(news.record)
+            stream.write(message.text)
+    elif isinstance(message, Warned):
+        registry = _registry_of(message.file)
+        warnings.warn_explicit(message.text, message.category, message.file, message.line, registry=registry)
+    elif isinstance(message, Logged):
+        record = logging.makeLogRecord(message.record)
         logger = logging.getLogger(record.name)
         if logger.isEnabledFor(record.levelno):
             logger.handle(record)
 
 
 def _registry_of(file: str) -> dict[Any, Any]:
-    """What has been shown of a file: a warning that the program has shown itself is not shown again."""
+    """Return the warning registry of a file: a warning that the script has shown itself is not shown again."""
     if file not in _registries:
         for module in [*sys.modules.values()]:
             if getattr(module, "__file__", None) == file:

@@ -1,8 +1,8 @@
-"""The pool: all workers of a process, started together, ended together.
+"""Worker pool: all workers of a controller, started and ended together.
 
-However the program ends, nothing is left: at a normal end the pool is stopped; when the last model that uses it is gone
-its workers are ended; if the controller is killed the kernel ends them. Processes that the program forks (data
-loaders) close their copies of the connections.
+No process is left behind however the script ends: at a normal exit the pool is stopped; when the last model that uses
+it is gone its workers are ended; if the controller is killed the kernel ends them. Processes that the script forks
+(data loaders) close their copies of the connections.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from gemini.runtime.transport.channel import ChannelClosed
 from gemini.runtime.transport.tensor_layout import TensorLayout
 
 _TIMEOUT = 60.0  # seconds
-_FAREWELL = 2.0  # seconds in which workers may leave by themselves
+_EXIT_TIMEOUT = 2.0  # seconds in which workers may exit by themselves
 
 
 class WorkerPool:
-    """Workers, by place."""
+    """Worker handles, by index."""
 
     def __init__(
         self,
@@ -38,22 +38,22 @@ class WorkerPool:
         threads: int,
         timeout: float = _TIMEOUT,
         devices: Sequence[str] | None = None,
-        home: str = "cpu",
+        model_device: str = "cpu",
     ) -> None:
         self.owner, self._process = os.getpid(), _process[0]
         self.workers: list[WorkerHandle] = []
         self.number = 0
-        self.placed = 0  # tensors that have a home
+        self.placed = 0  # tensors in shared memory
         self._forgotten: deque[tuple[list[int], list[int], list[Segment]]] = deque()
         weakref.finalize(self, _end, self.workers, self.owner).atexit = False
         if not _ALL:
             remember_environment()
         try:
-            for place, device in enumerate(devices or ["cpu"] * count):
+            for index, device in enumerate(devices or ["cpu"] * count):
                 if is_address(device):
-                    RemoteWorker(place, timeout, self.workers, device, home)
+                    RemoteWorker(index, timeout, self.workers, device, model_device)
                 else:
-                    WorkerHandle(place, threads, timeout, self.workers, device)
+                    WorkerHandle(index, threads, timeout, self.workers, device)
             for worker in self.workers:
                 worker.await_ready()
         except BaseException:
@@ -68,7 +68,7 @@ class WorkerPool:
 
     @property
     def loss(self) -> str:
-        """Why the pool cannot be asked any more; '' while it can."""
+        """Why the pool cannot be used any more; '' while it can."""
         if not self.workers:
             return "the workers have been stopped"
         for worker in self.workers:
@@ -77,51 +77,51 @@ class WorkerPool:
         return ""
 
     def next_module_number(self) -> int:
-        """A number for a unit, which no other model's unit has."""
+        """Return a number for a remote module, unique across models."""
         self.number += 1
         return self.number
 
     def preload(self, names: list[str]) -> None:
-        """Let workers import what a model will need, all at the same time."""
+        """Make all workers import the modules that a model will need, in parallel."""
         for worker in self.workers:
             with contextlib.suppress(ChannelClosed):
                 worker.link.send(Preload(names))
 
-    def place(self, segment: Segment, homes: list[TensorLayout], device: str) -> int:
-        """Let the workers of a device open tensors of the model; the number of the first."""
+    def map_tensors(self, segment: Segment, layouts: list[TensorLayout], device: str) -> int:
+        """Map tensors of the model in the workers of a device; return the number of the first."""
         self.flush_forgotten()
         shared, descriptors = segment.shared()
         first = self.placed
-        self.placed += len(homes)
+        self.placed += len(layouts)
         for worker in self.workers:
             if worker.device.name == device:
-                request = MapTensors(worker.next_number(), segment.size, shared, first, homes)
-                _done(worker, worker.ask(request, "open the model's tensors", descriptors))
+                request = MapTensors(worker.next_number(), segment.size, shared, first, layouts)
+                _check_done(worker, worker.ask(request, "open the model's tensors", descriptors))
         segment.was_shared()
         return first
 
-    def forget(self, units: list[int], homes: list[int], segments: list[Segment]) -> None:
-        """A model is gone; workers are told with the next model, and until then its memory must stay.
+    def forget_model(self, modules: list[int], tensors: list[int], segments: list[Segment]) -> None:
+        """Note that a model is gone. Workers are informed with the next model, and its memory stays until then.
 
         May run in any thread, at any time.
         """
         for worker in self.workers:
-            worker.forget(units)
-        self._forgotten.append((units, homes, segments))
+            worker.forget_modules(modules)
+        self._forgotten.append((modules, tensors, segments))
 
     def flush_forgotten(self) -> None:
-        """Let workers forget models that are gone."""
+        """Make the workers forget models that are gone."""
         while self._forgotten:
-            units, homes, _ = self._forgotten.popleft()
+            modules, tensors, _ = self._forgotten.popleft()
             for worker in self.workers:
-                worker.ask(Forget(worker.next_number(), units, homes), "forget a model")
+                worker.ask(Forget(worker.next_number(), modules, tensors), "forget a model")
 
     def stop(self) -> None:
         """End all workers."""
         if self.is_ours:
             for worker in self.workers:
                 worker.request_stop()
-            deadline = time.monotonic() + _FAREWELL
+            deadline = time.monotonic() + _EXIT_TIMEOUT
             for worker in self.workers:
                 worker.await_exit(deadline)
         self.workers = []
@@ -133,20 +133,20 @@ def _end(workers: list[WorkerHandle], owner: int) -> None:
             worker.kill()
 
 
-def _done(worker: WorkerHandle, reply: Any) -> None:
+def _check_done(worker: WorkerHandle, reply: Any) -> None:
     if not isinstance(reply, Done):
         raise InternalFault(f"worker {worker.index}: {getattr(reply, 'reason', reply)!s:.500}")
 
 
 _ALL: weakref.WeakSet[WorkerPool] = weakref.WeakSet()
-_process = [object()]  # stands for this process: to ask the system takes longer, and every call asks
+_process = [object()]  # identifies this process; os.getpid() is slower, and every call checks
 
 
-def _is_another_process() -> None:
+def _note_fork() -> None:
     _process[0] = object()
 
 
-os.register_at_fork(after_in_child=_is_another_process)
+os.register_at_fork(after_in_child=_note_fork)
 
 
 def _stop_all() -> None:

@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Sequence
 
 from gemini.errors import WorkerError
-from gemini.profiling.host_speed import Speed, measure_speed
+from gemini.profiling.host_speed import HostSpeed, measure_speed
 from gemini.runtime.pool.signals import DeferredSignals
 from gemini.runtime.pool.worker_handle import WorkerHandle
 from gemini.runtime.pool.worker_pool import WorkerPool
@@ -16,7 +16,7 @@ from gemini.runtime.protocol import MeasuredPeak, MeasuredSpeed, MeasurePeak, Me
 from gemini.runtime.transport.channel import ChannelClosed
 
 _ROUNDS = 2  # this process and the workers alternate, since the speed of a machine drifts
-Speeds = tuple[Speed, tuple[Speed, ...]]
+Speeds = tuple[HostSpeed, tuple[HostSpeed, ...]]
 _known: weakref.WeakKeyDictionary[WorkerPool, Speeds | None] = weakref.WeakKeyDictionary()
 
 
@@ -48,8 +48,8 @@ def measure_speeds(pool: WorkerPool) -> Speeds | None:
 
 
 def _measure(pool: WorkerPool) -> Speeds | None:
-    alone: list[Speed] = []
-    together: list[list[Speed]] = []
+    alone: list[HostSpeed] = []
+    together: list[list[HostSpeed]] = []
     for _ in range(_ROUNDS):
         alone.append(measure_speed())
         found = _measure_workers(pool)
@@ -59,7 +59,7 @@ def _measure(pool: WorkerPool) -> Speeds | None:
     return _median(alone), tuple(map(_median, zip(*together, strict=True)))
 
 
-def _measure_workers(pool: WorkerPool) -> list[Speed] | None:
+def _measure_workers(pool: WorkerPool) -> list[HostSpeed] | None:
     with DeferredSignals():
         sent = []
         for worker in pool.workers:
@@ -75,8 +75,8 @@ def _measure_workers(pool: WorkerPool) -> list[Speed] | None:
         replies = [worker.wait_reply(request.number, worker.timeout) for worker, request in sent]
     if not all(isinstance(reply, MeasuredSpeed) for reply in replies):
         return None
-    return [Speed(reply.products, reply.moved_mb) for reply in replies]
+    return [HostSpeed(reply.products, reply.moved_mb) for reply in replies]
 
 
-def _median(speeds: Sequence[Speed]) -> Speed:
-    return Speed(*(statistics.median(values) for values in zip(*speeds, strict=True)))
+def _median(speeds: Sequence[HostSpeed]) -> HostSpeed:
+    return HostSpeed(*(statistics.median(values) for values in zip(*speeds, strict=True)))

@@ -1,1 +1,1 @@
-"""Transport: how messages and tensors move between processes of one machine."""
+"""Transport: messages and tensors between processes, over sockets and shared memory or between hosts."""

@@ -1,13 +1,13 @@
-"""Loans: slabs of the other end that are looked at again and again, such as those of gradients.
+"""Borrowed buffers: slabs of the other end that are read again in every step, such as those of gradients.
 
-A tensor with a storage of its own costs several microseconds to make, and a step has hundreds of them, each time in
-the same slabs. So a slab stays open once it was: what is handed out is another tensor on the same storage. Nobody is
-told when the last of these is gone; before the next step the storage is asked how many still look at it.
+A tensor with its own storage costs several microseconds to create, and a step reads hundreds of them, each time in the
+same slabs. A slab therefore stays open after its first use, and each step returns new tensors on the same storage. No
+finalizer reports when the last of them is freed; before the next step the use count of each storage is read instead.
 
-    read ──► slab opened, the first time ──► tensors on its storage ──► program: `p.grad`
-    returned ──► storages that only we look at: their slabs go back
+    read ──► slab opened, the first time ──► tensors on its storage ──► script: `p.grad`
+    collect_idle ──► storages with no reference outside this module: their slabs go back
 
-A slab that the program still looks at is not given back, so what it holds is never written again.
+A slab that the script still references is not returned, so its contents are never overwritten.
 """
 
 from __future__ import annotations
@@ -24,115 +24,114 @@ import torch
 from gemini.runtime.transport.shm_pool import MappedPool
 from gemini.runtime.transport.tensor_header import Header, TensorPart
 
-_count: Any = getattr(torch._C, "_storage_Use_Count", None)  # how many tensors look at a storage
+_count: Any = getattr(torch._C, "_storage_Use_Count", None)  # the number of tensors on a storage
 ARE_COUNTED = _count is not None
-_DATA = attrgetter("data")  # another tensor on the storage, of which nothing written to others is told
+_DATA = attrgetter("data")  # another tensor on the storage, with its own version counter
 _ADDRESS = methodcaller("data_ptr")
 _STORAGE, _HANDLE = attrgetter("storage"), attrgetter("handle")
-_LOOKING, _HOLDING = attrgetter("looking"), attrgetter("holding")
+_TENSORS, _HANDLES = attrgetter("tensors"), attrgetter("handles")
 _AT = attrgetter("address")
 _Key = tuple[int, int, int]
 
 
-class _Open:
-    """A slab that is open, and our own tensors on it, by header."""
+class _OpenSlab:
+    """An open slab, and the tensors of this module on it, by header."""
 
-    __slots__ = ("address", "handle", "holding", "looking", "looks", "memory", "size", "storage")
+    __slots__ = ("address", "handle", "handles", "memory", "size", "storage", "tensors", "views")
 
     def __init__(self, window: MappedPool, slab: _Key, size: int) -> None:
         self.size = size
-        # No `freed`: the storage lives as long as this object, whoever else looks at it.
+        # No `freed`: the storage lives as long as this object, whoever else views at it.
         self.memory = window.segments[slab[0]].view(slab[1], size)
-        self.looks: dict[Header, torch.Tensor] = {}
-        # There is one Python object for a storage, which the program may hold without any tensor.
+        self.views: dict[Header, torch.Tensor] = {}
+        # A storage has one Python object, which the script may hold without any tensor.
         self.handle = self.memory.untyped_storage()
         self.storage, self.address = self.handle._cdata, self.handle.data_ptr()
-        self.looking: int = _count(self.storage)  # our own tensors
-        (self.holding,) = _held([self])
+        self.tensors: int = _count(self.storage)  # those of this module
+        (self.handles,) = _count_handles([self])
 
-    def look(self, header: Header) -> torch.Tensor:
-        """Our tensor for a header."""
-        if header not in self.looks:
+    def view(self, header: Header) -> torch.Tensor:
+        """Return the cached tensor for a header."""
+        if header not in self.views:
             _, _, _, *part = header
-            self.looks[header] = TensorPart(*part).look(self.memory)
-            self.looking += 1
-        return self.looks[header]
+            self.views[header] = TensorPart(*part).view(self.memory)
+            self.tensors += 1
+        return self.views[header]
 
 
-def _held(opened: Iterable[_Open]) -> Iterable[int]:
-    """How many hold the Python object of each storage. In one way only: each counts other references of its own."""
+def _count_handles(opened: Iterable[_OpenSlab]) -> Iterable[int]:
+    """Return the reference count of the Python object of each storage; always called with the same extra references."""
     return map(getrefcount, map(_HANDLE, opened))
 
 
-def _are_idle(opened: list[_Open]) -> Iterable[bool]:
-    """Of each, whether nobody but us looks at it. There are dozens in every step: all loops are in C."""
-    seen = map(eq, map(_count, map(_STORAGE, opened)), map(_LOOKING, opened))
-    return map(and_, seen, map(eq, _held(opened), map(_HOLDING, opened)))
+def _are_idle(opened: list[_OpenSlab]) -> Iterable[bool]:
+    """Return for each slab whether only this module references it. A step has dozens of them: all loops run in C."""
+    seen = map(eq, map(_count, map(_STORAGE, opened)), map(_TENSORS, opened))
+    return map(and_, seen, map(eq, _count_handles(opened), map(_HANDLES, opened)))
 
 
-def _have_moved(opened: list[_Open]) -> Iterable[bool]:
-    """Of each, whether it is not what it was: `share_memory_` gives a storage other memory. Once nobody but us looks
-    at it, nobody does that any more."""
+def _have_moved(opened: list[_OpenSlab]) -> Iterable[bool]:
+    """Return for each slab whether `share_memory_` has given its storage other memory. An idle storage cannot move."""
     return map(ne, map(_ADDRESS, map(_HANDLE, opened)), map(_AT, opened))
 
 
 class BufferGroup:
-    """Tensors that come together, again and again: their headers, and what was opened for them the last time."""
+    """Tensors that arrive together in every step: their headers, and the slabs opened for them the last time."""
 
     def __init__(self, headers: Iterable[tuple[int, Header]]) -> None:
-        self.headers = list(headers)  # by line
-        self.opened: dict[_Key, _Open] = {}
-        self.looks: list[torch.Tensor] = []
-        self.version = -1  # of what was open then
+        self.headers = list(headers)  # by device
+        self.opened: dict[_Key, _OpenSlab] = {}
+        self.views: list[torch.Tensor] = []
+        self.version = -1  # of the open slabs
 
 
 class BorrowedBuffers:
-    """Those of one window."""
+    """The borrowed slabs of one mapped pool."""
 
     def __init__(self, window: MappedPool) -> None:
         self.window = window
-        self._open: dict[_Key, _Open] = {}
-        self._version = 0  # another one when a slab is opened again
-        self._out: dict[_Key, _Open] = {}  # somebody may look at them
-        self._lock = threading.Lock()  # or a tensor that is being made would be counted for ours alone
-        self._ready: tuple[BufferGroup, list[torch.Tensor]] | None = None  # made before anybody asks
+        self._open: dict[_Key, _OpenSlab] = {}
+        self._version = 0  # changes when a slab is opened again
+        self._out: dict[_Key, _OpenSlab] = {}  # that the script may reference
+        self._lock = threading.Lock()  # a tensor under construction must not be missed in the count
+        self._ready: tuple[BufferGroup, list[torch.Tensor]] | None = None  # created ahead of `read`
 
-    def foresee(self, row: BufferGroup) -> list[torch.Tensor] | None:
-        """The tensors of a row that will be read, if all goes as the last time; None where it cannot."""
+    def prepare(self, group: BufferGroup) -> list[torch.Tensor] | None:
+        """Return the tensors that the next `read` of this group returns; None if the slabs are not open yet."""
         with self._lock:
-            if row.version != self._version:
+            if group.version != self._version:
                 return None
-            self._ready = row, [*map(_DATA, row.looks)]
+            self._ready = group, [*map(_DATA, group.views)]
             return self._ready[1]
 
-    def read(self, row: BufferGroup) -> list[torch.Tensor]:
-        """The tensors of a row."""
+    def read(self, group: BufferGroup) -> list[torch.Tensor]:
+        """Return the tensors of a group."""
         with self._lock:
-            if row.version != self._version:
+            if group.version != self._version:
                 self._ready = None
                 with torch.inference_mode(False):
-                    self._open_all(row)
-            self._out.update(row.opened)
+                    self._open_all(group)
+            self._out.update(group.opened)
             ready, self._ready = self._ready, None
-            return ready[1] if ready is not None and ready[0] is row else [*map(_DATA, row.looks)]
+            return ready[1] if ready is not None and ready[0] is group else [*map(_DATA, group.views)]
 
-    def _open_all(self, row: BufferGroup) -> None:
-        row.opened, row.looks = {}, []
-        for _, header in row.headers:
+    def _open_all(self, group: BufferGroup) -> None:
+        group.opened, group.views = {}, []
+        for _, header in group.headers:
             _, slab, size, *_ = header
             opened = self._open.get(slab)
             if opened is None or opened.size != size:
                 if opened is not None:
                     self._version += 1
-                opened = self._open[slab] = _Open(self.window, slab, size)
-            row.opened[slab] = opened
-            row.looks.append(opened.look(header))
-        row.version = self._version
+                opened = self._open[slab] = _OpenSlab(self.window, slab, size)
+            group.opened[slab] = opened
+            group.views.append(opened.view(header))
+        group.version = self._version
 
-    def returned(self) -> list[_Key]:
-        """Slabs that nobody looks at any more, in an order in which they would be taken as they were the last time."""
+    def collect_idle(self) -> list[_Key]:
+        """Return the slabs without references from the script, in the order in which the pool should reuse them."""
         with self._lock:
-            self._ready = None  # for a step that has failed
+            self._ready = None  # it was for a step that failed
             out = [*self._out.values()]
             idle = [*_are_idle(out)]
             found = [*compress(self._out, idle)]
@@ -147,7 +146,7 @@ class BorrowedBuffers:
         return found[::-1]
 
     def forget(self) -> None:
-        """There is no other end any more: memory goes with the last tensor that looks at it."""
+        """Drop all slabs: the other end is gone, and memory is freed with its last tensor."""
         with self._lock:
             self._open, self._out, self._ready = {}, {}, None
             self._version += 1

@@ -1,12 +1,12 @@
-"""The channel: frames of bytes, and file descriptors, between two processes over a socket they both inherited.
+"""Channel: frames of bytes and file descriptors between two processes over a socket they inherited.
 
     frame     8 bytes: length of the body     4 bytes: number of descriptors     body
 
-Ctrl-C may strike anywhere. While a frame is awaited nothing is lost; in the short time in which bytes are handed over,
-an exception leaves the channel *torn*: nobody can tell any more where a frame begins, and it is not used again.
+A Ctrl-C may arrive at any point. Waiting for a frame is safe; an exception in the short time in which bytes are
+transferred leaves the channel *broken*: frame boundaries are lost, and the channel is not used again.
 
-To be woken costs more than a small call takes, for the processor has gone to sleep. So where the last frame came soon,
-the next is looked for a while, giving way to whoever else wants the processor, before the process sleeps.
+Waking a sleeping process costs more than a small call takes. Where the last frame came soon, the receiver therefore
+polls for a while, yielding the processor, before it blocks.
 """
 
 from __future__ import annotations
@@ -23,85 +23,84 @@ from typing import Any
 
 _HEADER = struct.Struct("<QI")
 _PIECE = 1 << 18
-_LOOKING = 3e-4  # seconds
+_POLLING = 3e-4  # seconds
 _AT_ONCE = socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT
 _RIGHTS = socket.CMSG_SPACE(64 * array.array("i").itemsize)  # descriptors in one piece, at most
 
 
 class ChannelClosed(Exception):
-    """The other side is gone."""
+    """The other side has closed the connection, or the channel is broken."""
 
 
 class Channel:
-    """One end of a connection. Any thread may send; one at a time may receive."""
+    """One end of a connection. Any thread may send; one thread at a time may receive."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
         self._sending = threading.Lock()
-        self._piece = memoryview(bytearray(_PIECE))  # used again and again: new memory costs more than a frame
-        self._arrived = bytearray()  # pieces of a frame that is not all there
+        self._piece = memoryview(bytearray(_PIECE))  # reused: allocating costs more than a frame
+        self._arrived = bytearray()  # bytes of incomplete frames
         self._descriptors: list[int] = []
         self._poll = select.poll()
         self._poll.register(connection, select.POLLIN)
-        self._held: list[tuple[bytes, bytes]] | None = None  # frames that are to be sent later; None: nothing waits
-        self._is_brisk = True  # the last frame came soon
+        self._corked: list[tuple[bytes, bytes]] | None = None  # frames held back; None: not corked
+        self._is_polling = True  # the last frame came soon: poll before blocking
         self.is_broken = False
 
     @staticmethod
     def pair() -> tuple[socket.socket, socket.socket]:
-        """The two ends of a new connection; neither has a name that others could connect to."""
+        """Return the two ends of a new connection; neither has a name that other processes could connect to."""
         return socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
 
     @property
     def has_more(self) -> bool:
-        """Whether something has been read already that nobody has taken: waiting on the descriptor would miss it."""
+        """Whether received bytes wait in this process: polling the descriptor would miss them."""
         return bool(self._arrived)
 
     def fileno(self) -> int:
-        """The descriptor to wait on."""
+        """Return the descriptor to poll."""
         return self.connection.fileno()
 
     def close(self) -> None:
-        """Give up the connection."""
+        """Close the connection."""
         self.connection.close()
 
     def set_send_timeout(self, seconds: float) -> None:
-        """How long sending may wait for the other side to make room, before it counts as gone."""
+        """Limit how long sending may wait for room before the other side counts as gone."""
         limit = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
         with contextlib.suppress(OSError):
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
 
     # ── sending ────────────────────────────────────────────────────────────────────────────────────────────────
     def send(self, body: bytes, descriptors: tuple[int, ...] = ()) -> None:
-        """Send one frame; raises ChannelClosed where nobody will read it."""
+        """Send one frame; raise ChannelClosed if the other side is gone."""
         header = _HEADER.pack(len(body), len(descriptors))
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else ()
         with self._sending:
             if self.is_broken:
                 self._check()
-            if self._held is not None and not rights:
-                self._held.append((header, body))
+            if self._corked is not None and not rights:
+                self._corked.append((header, body))
                 return
-            self._flush()  # descriptors do not wait: they are closed once they are sent
+            self._flush()  # descriptors are not held back: their sender closes them once they are sent
             self._put(header, body, rights)
 
-    def hold(self) -> None:
-        """Send frames when `let_go` is called, and no sooner: whoever reads one begins to work, and may take the
-        processor from who sends."""
+    def cork(self) -> None:
+        """Hold frames back until `uncork`: a receiver that starts to work may take the processor from the sender."""
         with self._sending:
-            self._held = []
+            self._corked = []
 
-    def let_go(self) -> None:
-        """Send what was held; raises ChannelClosed where nobody will read it."""
+    def uncork(self) -> None:
+        """Send the frames held back; raise ChannelClosed if the other side is gone."""
         with self._sending:
             try:
                 self._flush()
             finally:
-                self._held = None
+                self._corked = None
 
     def _flush(self) -> None:
-        while self._held:
-            self._put(*self._held.pop(0), ())
+        while self._corked:
+            self._put(*self._corked.pop(0), ())
 
     def _put(self, header: bytes, body: bytes, rights: Any) -> None:
         try:
@@ -124,9 +123,9 @@ class Channel:
 
     # ── receiving ──────────────────────────────────────────────────────────────────────────────────────────────
     def receive(self, timeout: float | None = None) -> tuple[bytes, list[int]] | None:
-        """The next frame and its descriptors; None if nothing arrives for `timeout` seconds."""
-        patience = None if timeout is None else timeout * 1000
-        flags = socket.MSG_CMSG_CLOEXEC if patience != 0 else _AT_ONCE  # whoever waits does so elsewhere
+        """Return the next frame and its descriptors; None if nothing arrives for `timeout` seconds."""
+        limit_ms = None if timeout is None else timeout * 1000
+        flags = socket.MSG_CMSG_CLOEXEC if limit_ms != 0 else _AT_ONCE  # without a timeout the caller polls
         while True:
             if self._arrived:
                 found = self._complete()
@@ -135,7 +134,7 @@ class Channel:
             if self.is_broken:
                 self._check()
             try:
-                if patience != 0 and not self._await(patience):
+                if limit_ms != 0 and not self._await(limit_ms):
                     return None
                 found = self._read(flags)
             except BlockingIOError:
@@ -145,20 +144,20 @@ class Channel:
             if found is not None:
                 return found
 
-    def _await(self, patience: float | None) -> bool:
-        """Whether something has arrived in so many milliseconds."""
+    def _await(self, limit_ms: float | None) -> bool:
+        """Return whether something arrives within so many milliseconds; None waits without limit."""
         poll, began = self._poll.poll, time.perf_counter()
-        while self._is_brisk:
+        while self._is_polling:
             if poll(0):
                 return True
             os.sched_yield()
-            self._is_brisk = time.perf_counter() - began < _LOOKING
-        found = bool(poll(patience))
-        self._is_brisk = time.perf_counter() - began < 2 * _LOOKING
+            self._is_polling = time.perf_counter() - began < _POLLING
+        found = bool(poll(limit_ms))
+        self._is_polling = time.perf_counter() - began < 2 * _POLLING
         return found
 
     def _complete(self) -> tuple[bytes, list[int]] | None:
-        """The first frame of what has arrived in pieces, if it is all there."""
+        """Return the first frame of the bytes received so far, if it is complete."""
         if len(self._arrived) < _HEADER.size:
             return None
         length, count = _HEADER.unpack_from(self._arrived)
@@ -174,7 +173,7 @@ class Channel:
             raise
 
     def _read(self, flags: int) -> tuple[bytes, list[int]] | None:
-        """Take what has arrived: the next frame, if that is exactly it, else it waits for the rest."""
+        """Read the socket; return the frame if the bytes are exactly one, else buffer them."""
         try:
             size, rights, _, _ = self.connection.recvmsg_into((self._piece,), _RIGHTS, flags)
             for level, kind, data in rights:

@@ -1,7 +1,7 @@
-"""Lending: functions and classes of the user's program that generated text imports, for a worker.
+"""Code dependencies: functions and classes of user modules that generated stage code imports, for a worker.
 
-The program's modules are not imported in workers: they would run there again. What the text wants of them travels by
-value, as all that the program defines does, and the worker executes the text with modules that hold just that.
+Workers do not import modules of the script, since that would run them again. The objects that the code imports from
+them travel by value, and the worker executes the code with stub modules that hold these objects.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ UserObjects = dict[str, dict[str, Any]]
 
 
 def collect_user_objects(texts: Iterable[str]) -> UserObjects:
-    """What these texts import of the user's program: objects by name, by module."""
+    """Return the objects that these source texts import from user modules, by module and name."""
     found: UserObjects = {}
     for text in texts:
         tree = ast.parse(text)
@@ -41,10 +41,10 @@ def _add(found: UserObjects, module: str, names: list[str]) -> None:
 
 
 @contextmanager
-def stub_modules(lent: Mapping[str, Mapping[str, Any]]) -> Iterator[None]:
-    """For a while, modules of these names hold these objects."""
-    before = {name: sys.modules.get(name) for name in lent}
-    for name, objects in lent.items():
+def stub_modules(objects_by_module: Mapping[str, Mapping[str, Any]]) -> Iterator[None]:
+    """Replace modules of these names by stubs that hold these objects, for a while."""
+    before = {name: sys.modules.get(name) for name in objects_by_module}
+    for name, objects in objects_by_module.items():
         stub = ModuleType(name)
         vars(stub).update({**vars(before[name] or stub), **objects})
         sys.modules[name] = stub

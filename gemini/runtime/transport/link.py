@@ -1,10 +1,9 @@
-"""The link: messages with tensors in them, from one process to the other.
+"""Link: messages with tensors between two processes.
 
-A frame is plain data: the message's kind and fields, the headers of its tensors and, where there are any, the news
-about slabs and classes. Frequent messages are such data but for their tensors; any other value is pickled, with its
-tensors taken out. Both processes are ours and of one run: a link is made over a socket pair that a worker inherits, or
-a connection whose every frame is proven, and never reads from anything else. Tensors of the model that live in shared
-memory are only named.
+A frame is plain data: kind and fields of the message, headers of its tensors and, where there are any, announcements
+of new segments and classes. The fields of frequent messages are plain data; other values are pickled without their
+tensors. Both processes belong to one run: a link uses a socket pair that the worker inherited, or a connection whose
+frames are authenticated. Tensors of the model that live in shared memory are sent as a number.
 """
 
 from __future__ import annotations
@@ -22,33 +21,33 @@ from gemini.runtime.transport.tensor_transport import TensorTransport
 
 
 class UnreadableMessage(NamedTuple):
-    """In the place of a message that has arrived but cannot be rebuilt here."""
+    """Stands for a message that has arrived but cannot be rebuilt."""
 
     number: int
     reason: str
 
 
 class Link:
-    """One end. Any thread may send; one at a time may receive."""
+    """One end. Any thread may send; one thread at a time may receive."""
 
-    plain: ClassVar[dict[str, Any]] = {}  # named tuples of plain data, whose last field is a list of tensors
+    plain: ClassVar[dict[str, Any]] = {}  # message classes: plain fields, then a list of tensors
 
     def __init__(self, channel: Channel, side: int = 0) -> None:
         self.channel = channel
         self.transport = TensorTransport()
         self.classes = ClassTable(side)
-        self._sending = threading.Lock()  # what one frame announces, the next one uses
-        self.held: dict[int, int] = {}  # tensors with a home that both sides know: id → number
-        self.homes: dict[int, torch.Tensor] = {}  # the same on the other side: by number
+        self._sending = threading.Lock()  # a frame may use what the one before announces
+        self.shared_numbers: dict[int, int] = {}  # tensors in shared memory: id → number
+        self.shared_tensors: dict[int, torch.Tensor] = {}  # the same on the receiving side, by number
 
     def set_device(self, device: Device) -> None:
-        """The worker computes on `device`."""
+        """Set the device on which the worker computes."""
         self.transport = TensorTransport(device)
 
     def send(self, message: Any, descriptors: tuple[int, ...] = (), wait: bool = True) -> bool:
-        """Send a value, and descriptors with it; raises what pickling raises, before anything is sent.
+        """Send a value and descriptors; raise what pickling raises before anything is sent.
 
-        With `wait=False` nothing is sent, and False returned, while another message is on its way.
+        With `wait=False` nothing is sent, and False is returned, while another thread sends a message.
         """
         kind = type(message).__name__
         if kind in self.plain:
@@ -79,47 +78,47 @@ class Link:
             self.transport.device.finish()
             self.channel.send(frame, descriptors)
             return
-        learned = self.classes.news()
-        news, released = self.transport.news(), self.transport.released()
+        new_classes = self.classes.unannounced()
+        announcement, released = self.transport.unannounced(), self.transport.pop_released()
         try:
-            frame = marshal.dumps((kind, fields, headers, news.plain, released, learned))
+            frame = marshal.dumps((kind, fields, headers, announcement.plain, released, new_classes))
         except ValueError:
-            self.transport.retake(released)
+            self.transport.restore_released(released)
             raise
         self.transport.device.finish()
-        self.channel.send(frame, (*news.descriptors, *descriptors))
-        self.transport.announce(news)
-        self.classes.told(learned)
+        self.channel.send(frame, (*announcement.descriptors, *descriptors))
+        self.transport.mark_announced(announcement)
+        self.classes.mark_announced(new_classes)
 
     def receive(self, timeout: float | None = None) -> tuple[Any, list[int]] | None:
-        """The next message and the descriptors that came with it; None if nothing arrives in time."""
+        """Return the next message and its descriptors; None if nothing arrives in time."""
         found = self.channel.receive(timeout)
         if found is None:
             return None
         frame, descriptors = found
-        kind, fields, headers, *news = marshal.loads(frame)
-        if news:
-            segments, released, learned = news
-            descriptors = self.transport.take(segments, descriptors)
+        kind, fields, headers, *updates = marshal.loads(frame)
+        if updates:
+            segments, released, new_classes = updates
+            descriptors = self.transport.open_segments(segments, descriptors)
             self.transport.release(released)
-            self.classes.take(learned)
-        given = [None if header is None else self._tensor(header) for header in headers]
-        message = self.plain[kind](*fields, given) if kind else self._unpacked(fields[0], fields[1], given)
+            self.classes.add_announced(new_classes)
+        tensors = [None if header is None else self._tensor(header) for header in headers]
+        message = self.plain[kind](*fields, tensors) if kind else self._unpack(fields[0], fields[1], tensors)
         return message, descriptors
 
-    def _unpacked(self, number: int, body: bytes, given: list[Any]) -> Any:
+    def _unpack(self, number: int, body: bytes, tensors: list[Any]) -> Any:
         try:
-            return unpack(body, given, self.classes)
-        except Exception as error:  # whatever the program's own classes raise when they are rebuilt
+            return unpack(body, tensors, self.classes)
+        except Exception as error:  # whatever user classes raise when they are rebuilt
             return UnreadableMessage(number, f"{type(error).__name__}: {error}")
 
     def _header(self, tensor: torch.Tensor) -> tuple[int, Any]:
-        number = self.held.get(id(tensor))
+        number = self.shared_numbers.get(id(tensor))
         return self.transport.write(tensor) if number is None else (-1, number)
 
     def _tensor(self, header: tuple[int, Any]) -> torch.Tensor:
-        return self.homes[header[1]] if header[0] < 0 else self.transport.read(header)
+        return self.shared_tensors[header[1]] if header[0] < 0 else self.transport.read(header)
 
     def close(self) -> None:
-        """Give up the connection; memory goes when the last tensor that looks at it does."""
+        """Close the connection; memory is freed with its last tensor."""
         self.channel.close()

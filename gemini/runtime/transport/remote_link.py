@@ -1,6 +1,6 @@
-"""The far link: a link between hosts. Frames go over the channel, the contents of their tensors through a lane.
+"""Remote link: a link between hosts. Frames use the channel, tensor contents a point-to-point channel.
 
-A tensor of the model's device arrives on the worker's, and the other way round; one in main memory stays there.
+A tensor on the model's device arrives on the worker's device and vice versa; one in main memory stays in main memory.
 """
 
 from __future__ import annotations
@@ -23,137 +23,138 @@ from gemini.runtime.transport.tensor_transport import DeviceBuffers, TensorTrans
 
 
 class SendBuffers:
-    """The sender's side of a line: bytes wait here until the frame that names them is sent."""
+    """The sender's side of a device: bytes wait here until the frame with their headers is sent."""
 
-    def __init__(self, lane: P2PChannel, device: Device) -> None:
-        self.lane, self.device = lane, device
+    def __init__(self, p2p: P2PChannel, device: Device) -> None:
+        self.p2p, self.device = p2p, device
         self._waiting: dict[int, torch.Tensor] = {}
         self._numbers = itertools.count()
 
-    has_updates = False  # nothing is shared
+    has_updates = False  # no memory is shared
 
     def take(self, size: int) -> Slab:
-        """Room for a tensor."""
+        """Return room for a tensor."""
         number = next(self._numbers)
-        self._waiting[number] = torch.empty(size, dtype=torch.uint8, device=self.lane.memory(self.device.where))
+        self._waiting[number] = torch.empty(size, dtype=torch.uint8, device=self.p2p.memory(self.device.where))
         return Slab(number, 0, size)
 
     def view(self, slab: Slab, size: int) -> torch.Tensor:  # noqa: ARG002
-        """To write."""
+        """Return the buffer, to write."""
         return self._waiting[slab.segment]
 
-    def ship(self, slab: Slab) -> None:
-        """Send it."""
-        self.lane.send(self._waiting.pop(slab.segment))
+    def transmit(self, slab: Slab) -> None:
+        """Send a buffer."""
+        self.p2p.send(self._waiting.pop(slab.segment))
 
     def release(self, slabs: list[Slab]) -> None:
-        """They will not be sent."""
+        """Drop buffers that will not be sent."""
         for slab in slabs:
             self._waiting.pop(slab.segment, None)
 
-    def news(self) -> list[Segment]:
-        """Nothing is shared."""
+    def unannounced(self) -> list[Segment]:
+        """Return nothing: no memory is shared."""
         return []
 
     def trim(self) -> None:
-        """Nothing is shared."""
+        """Do nothing: no memory is shared."""
 
     def forget(self) -> None:
-        """Nothing is shared."""
+        """Drop all buffers."""
         self._waiting = {}
 
 
 class ReceiveBuffers:
-    """The receiver's side of a line."""
+    """The receiver's side of a device."""
 
-    def __init__(self, lane: P2PChannel, device: Device) -> None:
-        self.lane, self.device, self.where = lane, device, device.where
+    def __init__(self, p2p: P2PChannel, device: Device) -> None:
+        self.p2p, self.device, self.where = p2p, device, device.where
         self.is_main = self.where.type == "cpu"
 
-    has_updates = False  # nothing is shared
+    pending_releases = 0
+    has_updates = False  # no memory is shared
 
-    def look(self, slab: Slab, size: int) -> torch.Tensor:  # noqa: ARG002
-        """The bytes that come next."""
+    def view(self, slab: Slab, size: int) -> torch.Tensor:  # noqa: ARG002
+        """Receive the next bytes."""
         try:
-            found = torch.empty(size, dtype=torch.uint8, device=self.lane.memory(self.device.where))
+            found = torch.empty(size, dtype=torch.uint8, device=self.p2p.memory(self.device.where))
         except BaseException:
-            self.lane.channel.is_broken = True
+            self.p2p.channel.is_broken = True
             raise
-        self.lane.receive(found)
+        self.p2p.receive(found)
         return found.to(self.device.where)
 
-    def released(self) -> list[tuple[int, int, int]]:
-        """Nothing is shared."""
+    def pop_released(self) -> list[tuple[int, int, int]]:
+        """Return nothing: no memory is shared."""
         return []
 
-    def retake(self, slabs: list[tuple[int, int, int]]) -> None:
-        """Nothing is shared."""
+    def restore_released(self, slabs: list[tuple[int, int, int]]) -> None:
+        """Do nothing: no memory is shared."""
 
     def forget(self) -> None:
-        """Nothing is shared."""
+        """Do nothing: no memory is shared."""
 
 
 class RemoteTensorTransport(TensorTransport):
-    """Both directions of one end, where no memory is shared."""
+    """Both directions of one end, without shared memory."""
 
-    def __init__(self, device: Device, lane: P2PChannel) -> None:
+    def __init__(self, device: Device, p2p: P2PChannel) -> None:
         super().__init__(device)
-        lines: list[Any] = [DeviceBuffers(line.device, *_ends(lane, line.device)) for line in self.lines]
+        lines: list[Any] = [DeviceBuffers(buffers.device, *_ends(p2p, buffers.device)) for buffers in self.lines]
         self.lines, self.borrowed = lines, None
 
-    def ship(self, headers: list[tuple[int, Any] | None]) -> None:
-        """The frame has been sent: now the contents of its tensors."""
+    def transmit(self, headers: list[tuple[int, Any] | None]) -> None:
+        """Send the contents of the tensors of a frame that has been sent."""
         for header in headers:
             if header is not None and header[0] >= 0:
                 pool: Any = self.lines[header[0]].pool
                 for slab in tensor_header.slabs_of(header[1]):
-                    pool.ship(Slab(*slab))
+                    pool.transmit(Slab(*slab))
 
 
-def _ends(lane: P2PChannel, device: Device) -> tuple[Any, Any]:
-    return SendBuffers(lane, device), ReceiveBuffers(lane, device)
+def _ends(p2p: P2PChannel, device: Device) -> tuple[Any, Any]:
+    return SendBuffers(p2p, device), ReceiveBuffers(p2p, device)
 
 
 class RemoteLink(Link):
-    """A link whose tensors go through a lane."""
+    """A link whose tensors use a point-to-point channel."""
 
     transport: RemoteTensorTransport
 
-    def __init__(self, channel: Channel, lane: P2PChannel, side: int = 0) -> None:
+    def __init__(self, channel: Channel, p2p: P2PChannel, side: int = 0) -> None:
         super().__init__(channel, side)
-        self._lane = lane
+        self._p2p = p2p
         self.set_device(Cpu())
 
     def set_device(self, device: Device) -> None:
-        """The tensors of this end are on `device`; what comes from the other end's device comes there."""
-        self.transport = RemoteTensorTransport(device, self._lane)
+        """Set the device of this end's tensors, on which tensors from the other end's device arrive."""
+        self.transport = RemoteTensorTransport(device, self._p2p)
 
     def _send(self, kind: str, fields: tuple[Any, ...], headers: list[Any], descriptors: tuple[int, ...]) -> None:
         super()._send(kind, fields, headers, descriptors)
-        self.transport.ship(headers)
+        self.transport.transmit(headers)
 
 
 class ThreadedRemoteLink(RemoteLink):
-    """A link that takes what comes while its owner is at work: whoever sends never waits for that work."""
+    """A remote link that receives in a thread, so that the sender never waits for the receiver's computation."""
 
-    def __init__(self, channel: Channel, lane: P2PChannel, side: int = 0) -> None:
-        super().__init__(channel, lane, side)
+    def __init__(self, channel: Channel, p2p: P2PChannel, side: int = 0) -> None:
+        super().__init__(channel, p2p, side)
         self._arrived: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        threading.Thread(target=self._take_all, name="gemini-inbox", daemon=True).start()
+        threading.Thread(target=self._receive_all, name="gemini-inbox", daemon=True).start()
 
     def receive(self, timeout: float | None = None) -> tuple[Any, list[int]] | None:
-        """The next message; None if none comes in time."""
+        """Return the next message; None if none arrives in time."""
         try:
             found = self._arrived.get(timeout=timeout)
         except queue.Empty:
             return None
         if isinstance(found, BaseException):
-            self._arrived.put(found)  # for whoever asks next
+            self._arrived.put(found)  # for later calls
             raise found
         message: tuple[Any, list[int]] = found
         return message
 
-    def _take_all(self) -> None:
+    def _receive_all(self) -> None:
         try:
             while True:
                 self._arrived.put(super().receive())

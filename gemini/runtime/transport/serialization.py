@@ -1,14 +1,14 @@
-"""Packing: a Python value as bytes, with its tensors taken out.
+"""Serialization: a Python value as bytes, with its tensors taken out.
 
-The tensors are what autograd must see, so they travel beside the rest: `unpack(pack(value))` is the value with whatever
-tensors one puts in the place of its own. The same tensor in two places is one.
+Tensors are what autograd must see, so they travel beside the rest: `unpack(pack(value))` is the value with any tensors
+in the place of its own. A tensor that occurs twice is sent once.
 
-Classes and functions that the user's program defines are not importable in a worker, where the program never runs. They
-travel by value once, under a number that both sides use from then on; so an output of such a class comes home as the
-very class that the program knows. A function that holds parts of a module (`m = self.mlp; self.run = lambda x: m(x)`)
-is packed with what holds it: by itself it would have copies, whose weights and modes nobody keeps up to date.
+A worker never runs the script and cannot import the classes and functions that it defines. They travel by value once,
+under a number that both sides use from then on, so an output of such a class comes back as the script's own class. A
+function that holds parts of a module (`m = self.mlp; self.run = lambda x: m(x)`) is packed with its owner: alone it
+would get copies whose weights and modes nothing keeps up to date.
 
-Names that Python keeps once stay so: `kind is "conv"` holds in a worker where it holds in the program.
+Interned strings stay interned: `kind is "conv"` holds in a worker where it holds in the script.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from gemini.user_code import is_user_module
 
 try:
     import cloudpickle
-except ImportError:  # then what workers cannot import cannot be sent
+except ImportError:  # then code that workers cannot import cannot be sent
     cloudpickle = None
 
 from gemini.runtime.transport.module_pickling import reduce_memoized, reduce_recording, reduce_value
@@ -41,78 +41,78 @@ Packed = tuple[bytes, list[torch.Tensor]]
 _NAMED = (type, types.FunctionType)
 _CODE = (types.FunctionType, types.MethodType, functools.partial)
 _NOTHING: Mapping[int, int] = {}
-_REGISTRY = threading.RLock()  # of cloudpickle, which is the program's, too
-_copies: weakref.WeakSet[type] = weakref.WeakSet()  # classes of other processes, made again here
-# What is most often sent needs no pickle: one tensor; the arguments of a call that are nothing but tensors.
+_REGISTRY = threading.RLock()  # of cloudpickle, which the script may use too
+_copies: weakref.WeakSet[type] = weakref.WeakSet()  # classes of other processes, rebuilt in this one
+# The most frequent values need no pickle: one tensor; arguments of a call that are all tensors.
 _TENSOR, ONLY_TENSORS = b"t", b"a"
 
 
 class MissingClass(NamedTuple):
-    """In the place of a class that the other side has told but that cannot be made here."""
+    """Stands for a class that the other side has announced but that cannot be created in this process."""
 
     reason: str
 
 
 class ClassTable:
-    """The classes and functions that cross by number. Each side counts its own: one even, the other odd numbers.
+    """Classes and functions that cross by number. One side uses even numbers, the other odd ones.
 
-    One that cannot be copied gets no number: packing what it is in fails, and nothing else that is sent does.
+    A class that cannot be copied gets no number: packing a value that contains it fails; other values are unaffected.
     """
 
     def __init__(self, side: int = 0, *, stays: bool = False) -> None:
-        """`stays`: what is packed with them is read here again."""
+        """`stays`: packed values are read in this process again."""
         self.number: dict[Any, int] = {}
         self.of: dict[int, Any] = {}
         self._next, self._stays = side, stays
-        self._untold: dict[int, bytes] = {}  # copies of those that the other side does not know yet
+        self._unannounced: dict[int, bytes] = {}  # code by number
         self._lock = threading.Lock()
 
     def learn(self, number: int, one: Any) -> None:
-        """Both sides know `one` as `number`."""
+        """Record the number of a class, which both sides use."""
         self.number[one], self.of[number] = number, one
 
     def name(self, one: Any) -> tuple[int] | None:
-        """How a class or function of the user's program is named on the way; None for what can be imported."""
+        """Return the number under which a class or function of the script is sent; None for what can be imported."""
         if one in self.number:
             return (self.number[one],)
         if not is_user_module(one.__module__) or (cloudpickle is None and one.__module__ != "__main__"):
             return None
         if isinstance(one, types.FunctionType) and _holds_parts(one, set()):
             return None
-        copy = b"" if self._stays else _by_value(one)
+        copy = b"" if self._stays else _copy_code(one)
         with self._lock:
             if one not in self.number:
                 self.learn(self._next, one)
                 if not self._stays:
-                    self._untold[self._next] = copy
+                    self._unannounced[self._next] = copy
                 self._next += 2
             return (self.number[one],)
 
     @property
     def has_updates(self) -> bool:
-        """Whether there is anything that the other side must be told."""
-        return bool(self._untold)
+        """Whether classes have to be announced."""
+        return bool(self._unannounced)
 
-    def news(self) -> list[tuple[int, bytes]]:
-        """What the other side must be told before it can read what was packed so far."""
-        return list(self._untold.items())
+    def unannounced(self) -> list[tuple[int, bytes]]:
+        """Return the classes that the other side needs before it can read the values packed so far."""
+        return list(self._unannounced.items())
 
-    def told(self, news: list[tuple[int, bytes]]) -> None:
-        """The other side knows these now."""
-        for number, _ in news:
-            self._untold.pop(number, None)
+    def mark_announced(self, classes: list[tuple[int, bytes]]) -> None:
+        """Note that the other side has received these classes."""
+        for number, _ in classes:
+            self._unannounced.pop(number, None)
 
-    def take(self, news: list[tuple[int, bytes]]) -> None:
-        """Learn what the other side has told."""
-        for number, body in news:
+    def add_announced(self, classes: list[tuple[int, bytes]]) -> None:
+        """Create the classes that the other side has announced."""
+        for number, body in classes:
             try:
-                self.learn(number, _from_value(body))
-            except Exception as error:  # say so when it is used, not here
+                self.learn(number, _load_code(body))
+            except Exception as error:  # reported when the class is used
                 self.of[number] = MissingClass(f"{type(error).__name__}: {error}")
 
 
 def pack(value: Any, classes: ClassTable, known: Mapping[int, int] = _NOTHING) -> Packed:
-    """The bytes of a value and the tensors in it; objects that the other side knows, by identity, as their number."""
+    """Return the bytes of a value and its tensors; objects in `known`, by identity, are sent as their number."""
     if type(value) is torch.Tensor:
         return _TENSOR, [value]
     if type(value) is tuple and len(value) == 2 and _are_tensors(*value):
@@ -132,7 +132,7 @@ def _pack(cls: type, value: Any, classes: ClassTable, known: Mapping[int, int]) 
 
 
 def unpack(body: bytes, tensors: Sequence[torch.Tensor | None], classes: ClassTable, known: Sequence[Any] = ()) -> Any:
-    """The value, with these tensors in the place of its own, and these objects for those that are known."""
+    """Return the value, with these tensors in the place of its own and these objects for the known ones."""
     if body == _TENSOR:
         return tensors[0]
     if body == ONLY_TENSORS:
@@ -143,7 +143,7 @@ def unpack(body: bytes, tensors: Sequence[torch.Tensor | None], classes: ClassTa
 
 
 def _are_tensors(args: Any, kwargs: Any) -> bool:
-    """Whether a call has only tensors for arguments, by position, no two the same."""
+    """Return whether the arguments of a call are positional tensors only, no two the same."""
     if type(args) is not tuple or type(kwargs) is not dict or kwargs:
         return False
     for one in args:
@@ -152,14 +152,14 @@ def _are_tensors(args: Any, kwargs: Any) -> bool:
     return len(args) < 2 or len({id(one) for one in args}) == len(args)
 
 
-def is_given_code_with_parts(args: Any, kwargs: Any) -> bool:
-    """Whether a call is given functions that hold tensors or modules (`sublayer(x, lambda x: self.attention(x))`)."""
+def receives_code_with_parts(args: Any, kwargs: Any) -> bool:
+    """Return whether arguments include functions that hold tensors or modules (`block(x, lambda x: self.attn(x))`)."""
     given = (one for one in (*args, *kwargs.values()) if isinstance(one, _CODE))
     return any(_holds_parts(one, set()) for one in given)
 
 
 def _holds_parts(value: Any, seen: set[int]) -> bool:
-    """Whether a function, or what it was made with, holds tensors or modules."""
+    """Return whether a function, or what it was created with, holds tensors or modules."""
     if isinstance(value, (torch.Tensor, torch.nn.Module)):
         return True
     if id(value) in seen:
@@ -186,60 +186,60 @@ def _holds_parts(value: Any, seen: set[int]) -> bool:
 def _content(cell: types.CellType) -> Any:
     try:
         return cell.cell_contents
-    except ValueError:  # not filled yet
+    except ValueError:  # an empty cell
         return None
 
 
-def _by_value(one: Any) -> bytes:
-    """A class or function with its code."""
+def _copy_code(one: Any) -> bytes:
+    """Return a class or function with its code, without importing user modules in the worker."""
     if cloudpickle is None:
         raise pickle.PicklingError(
-            f"{one.__qualname__} of the main program can only be sent with cloudpickle, which is not installed\n"
+            f"{one.__qualname__} of the script can only be sent with cloudpickle, which is not installed\n"
             "    → pip install cloudpickle"
         )
     try:
         with _without_imports():
-            return _copied(one)
-    except Exception:  # what its module holds cannot be copied: the worker imports the module, if it can
-        return _copied(one)
+            return _dump_code(one)
+    except Exception:  # a value in its module cannot be copied: the worker imports the module, if it can
+        return _dump_code(one)
 
 
-def _copied(one: Any) -> bytes:
+def _dump_code(one: Any) -> bytes:
     body = io.BytesIO()
     _Copier(body).dump(one)
     return body.getvalue()
 
 
-def _from_value(body: bytes) -> Any:
-    """A class or function that came with its code."""
+def _load_code(body: bytes) -> Any:
+    """Rebuild a class or function from its code."""
     return _CopiedUnpickler(io.BytesIO(body)).load()
 
 
 @contextmanager
 def _without_imports() -> Iterator[None]:
-    """Code of all modules of the user's is copied: to import one in a worker would be to run what it does once more.
+    """Copy the code of all user modules: importing one in a worker would run it a second time.
 
-    Options would be parsed there, files written, and what it prints would be printed again.
+    It would parse options, write files and print again.
     """
     with _REGISTRY:
-        known = cloudpickle.list_registry_pickle_by_value()
-        ours = [module for name, module in list(sys.modules.items()) if _can_be_copied(name, module, known)]
-        for module in ours:
-            cloudpickle.register_pickle_by_value(module)
+        known = cloudpickle.list_registry_pickle_copy_code()
+        registered = [module for name, module in list(sys.modules.items()) if _can_be_dump_code(name, module, known)]
+        for module in registered:
+            cloudpickle.register_pickle_copy_code(module)
         try:
             yield
         finally:
-            for module in ours:
-                cloudpickle.unregister_pickle_by_value(module)
+            for module in registered:
+                cloudpickle.unregister_pickle_copy_code(module)
 
 
-def _can_be_copied(name: str, module: Any, known: Collection[str]) -> bool:
+def _can_be_dump_code(name: str, module: Any, known: Collection[str]) -> bool:
     is_plain = isinstance(module, types.ModuleType) and module.__name__ == name
     return is_plain and name not in known and name != "__main__" and is_user_module(name)
 
 
 def _reduce_method(method: types.MethodType) -> Any:
-    """A bound method: by its name only where its class has it; a program may bind any function to one object."""
+    """Reduce a bound method: by name only if its class has it; a script may bind any function to an object."""
     owner, function = method.__self__, method.__func__
     name = getattr(function, "__name__", "")
     given = getattr(owner if isinstance(owner, type) else type(owner), name, None)
@@ -252,13 +252,13 @@ _OWN = {types.MethodType: _reduce_method, functools._lru_cache_wrapper: reduce_m
 _TABLE = ChainMap[Any, Any](_OWN, copyreg.dispatch_table)
 
 
-def _kept_once(value: Any) -> str | None:
-    """A string that Python keeps once (a literal, if it looks like a name), which stands for itself; else None."""
+def _interned(value: Any) -> str | None:
+    """Return an interned string (a literal that looks like a name), which stands for itself; None for other values."""
     return value if type(value) is str and value.isidentifier() and sys.intern(value) is value else None
 
 
 class _Packer(pickle.Pickler):
-    """For what Python itself can pickle."""
+    """For values that Python itself can pickle."""
 
     dispatch_table: ClassVar[Any] = _TABLE  # type: ignore[misc]
     classes: ClassTable
@@ -274,17 +274,17 @@ class _Packer(pickle.Pickler):
             return at
         if isinstance(value, _NAMED):
             return self.classes.name(value)
-        return str(self.known[id(value)]) if id(value) in self.known else _kept_once(value)
+        return str(self.known[id(value)]) if id(value) in self.known else _interned(value)
 
     def reducer_override(self, value: Any) -> Any:
         return reduce_recording(value) if isinstance(value, torch.nn.Module) else NotImplemented
 
 
 class _Copier(cloudpickle.Pickler if cloudpickle else pickle.Pickler):  # type: ignore[misc]
-    """For code that travels by value, with all that it uses."""
+    """For code that travels by value, with everything that it uses."""
 
     def persistent_id(self, value: Any) -> Any:
-        return _kept_once(value)
+        return _interned(value)
 
     def reducer_override(self, value: Any) -> Any:
         found = reduce_value(value)
@@ -292,13 +292,13 @@ class _Copier(cloudpickle.Pickler if cloudpickle else pickle.Pickler):  # type: 
 
 
 class _ThoroughPacker(_Copier):
-    """For what it cannot: functions made inside others, modules, …"""
+    """For values that Python cannot pickle: functions created inside others, modules, …"""
 
     persistent_id = _Packer.persistent_id
 
 
 class _Opener(pickle.Unpickler):
-    """A class of this process that comes back from another is the very class, and stays as it is.
+    """Resolves a class of this process that comes back from another to the class itself, unchanged.
 
     What comes with it are copies of its methods, with other globals.
     """
@@ -320,7 +320,7 @@ class _CopiedUnpickler(_Opener):
 
 
 def _skeleton(make: Callable[..., type], *given: Any) -> type:
-    """A class, empty, or the one that it is a copy of."""
+    """Return an empty class, or the existing class that it is a copy of."""
     known = {*cloudpickle.cloudpickle._DYNAMIC_CLASS_TRACKER_BY_CLASS}
     made = make(*given)
     if made not in known:

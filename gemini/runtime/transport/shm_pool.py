@@ -1,15 +1,15 @@
-"""Slabs: pieces of shared memory in which tensors cross, written once and read in place.
+"""Shared memory pool: slabs in which tensors cross, written once and read in place.
 
-The sender copies a tensor into a slab; the receiver makes a tensor that looks at the slab. No byte is copied twice, and
-nobody waits for anybody: a slab is taken from a pool and goes back to it when the receiver's tensor, and all views of
-it, are gone. Release notices travel with the next message the other way.
+The sender copies a tensor into a slab; the receiver creates a tensor on the slab. Bytes are copied once and neither
+side blocks: a slab is taken from the pool and returns to it when the receiver's tensor and all its views are freed.
+Releases travel with the next message in the other direction.
 
     sender                                      receiver
     pool ──take──► slab ◄── copy tensor
-                   (segment 0, offset, size) ──►  tensor looks at the slab  ──► … freed
-    pool ◄──────────────── released ───────────────────────────────────────────┘
+                   (segment 0, offset, size) ──►  tensor on the slab  ──► … freed
+    pool ◄──────────────── released ─────────────────────────────────────┘
 
-The memory is that of a device: on a CPU anonymous files, on a GPU memory that both processes have mapped.
+The memory is that of a device: anonymous files on a CPU, memory mapped by both processes on a GPU.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Slab(NamedTuple):
 
 
 def round_size(size: int) -> int:
-    """The size class of a request: a quarter of a power of two, so that at most a fifth is wasted."""
+    """Return the size class of a request, a multiple of a quarter of a power of two: at most a fifth is wasted."""
     if size <= 4 * ALIGN:
         return max(ALIGN, -(-size // ALIGN) * ALIGN)
     step = 1 << ((size - 1).bit_length() - 3)
@@ -45,19 +45,19 @@ def round_size(size: int) -> int:
 
 
 class SharedMemoryPool:
-    """The sender's side: segments, and the slabs of them that are free. Safe for several threads."""
+    """The sender's side: segments and their free slabs. Thread-safe."""
 
     def __init__(self, device: Device) -> None:
         self.device = device
         self.segments: list[Segment] = []
         self._free: dict[int, list[Slab]] = {}
-        self._shared: int | None = None  # the segment that small slabs are cut from; others belong to one slab each
-        self._used = 0  # of it
+        self._shared: int | None = None  # the segment that small slabs are cut from; the rest hold one slab each
+        self._used = 0  # bytes of that segment
         self._lock = threading.Lock()
-        self.announced = 0  # segments the receiver knows of
+        self.announced = 0  # segments that the receiver can open
 
     def take(self, size: int) -> Slab:
-        """A slab of at least `size` bytes."""
+        """Return a slab of at least `size` bytes."""
         wanted = round_size(size)
         with self._lock:
             free = self._free.get(wanted)
@@ -72,24 +72,24 @@ class SharedMemoryPool:
             return slab
 
     def _own_segment(self, size: int) -> Slab:
-        """All of a new segment."""
+        """Return the whole of a new segment as a slab."""
         self.segments.append(self.device.allocate(size))
         return Slab(len(self.segments) - 1, 0, size)
 
     def release(self, slabs: list[Slab]) -> None:
-        """Slabs that the receiver does not use any more."""
+        """Take back slabs that the receiver has released."""
         with self._lock:
             for slab in slabs:
                 self._free.setdefault(slab.size, []).append(slab)
 
     def forget(self) -> None:
-        """There is no receiver any more: memory goes with the last tensor that looks at it."""
+        """Drop all segments: the receiver is gone, and memory is freed with its last tensor."""
         with self._lock:
             self.segments, self._free = [], {}
             self._shared, self._used, self.announced = None, 0, 0
 
     def trim(self) -> None:
-        """Return the memory of slabs that are free to the system, where the device can; they can still be taken."""
+        """Return the memory of free slabs to the system where the device can; they stay usable."""
         with self._lock:
             for slabs in self._free.values():
                 for slab in slabs:
@@ -98,34 +98,34 @@ class SharedMemoryPool:
                         empty(slab.offset, slab.size)
 
     def view(self, slab: Slab, size: int) -> torch.Tensor:
-        """The first `size` bytes of a slab, to write."""
+        """Return the first `size` bytes of a slab, to write."""
         return self.segments[slab.segment].view(slab.offset, size)
 
     @property
     def has_updates(self) -> bool:
-        """Whether there are such segments as `news` names."""
+        """Whether segments have not been announced yet."""
         return len(self.segments) != self.announced
 
-    def news(self) -> list[Segment]:
-        """Segments that the receiver does not know yet."""
+    def unannounced(self) -> list[Segment]:
+        """Return the segments that the receiver has not opened yet."""
         with self._lock:
             return self.segments[self.announced :]
 
-    def announce(self, news: list[Segment]) -> None:
-        """The receiver knows these segments now."""
+    def mark_announced(self, segments: list[Segment]) -> None:
+        """Note that the receiver can open these segments."""
         with self._lock:
-            self.announced += len(news)
-        for segment in news:
+            self.announced += len(segments)
+        for segment in segments:
             segment.was_shared()
 
     @property
     def size(self) -> int:
-        """All memory taken from the system."""
+        """All memory taken from the system, in bytes."""
         return sum(segment.size for segment in self.segments)
 
 
 class MappedPool:
-    """The receiver's side: the other's segments mapped, and the slabs that have become free again."""
+    """The receiver's side: the sender's segments, mapped, and the slabs to release."""
 
     def __init__(self, device: Device) -> None:
         self.device, self.where = device, device.where
@@ -133,31 +133,36 @@ class MappedPool:
         self.segments: list[Segment] = []
         self._released: deque[tuple[int, int, int]] = deque()
 
-    def add(self, size: int, shared: bytes, descriptors: tuple[int, ...]) -> None:
+    def open_segment(self, size: int, shared: bytes, descriptors: tuple[int, ...]) -> None:
         """Open a new segment of the sender."""
         self.segments.append(self.device.open(size, shared, descriptors))
 
-    def look(self, slab: Slab, size: int) -> torch.Tensor:
-        """The first `size` bytes of a slab; it is released when the last tensor that looks at them is gone."""
-        # What is called then runs in whatever thread drops that tensor: it only notes the slab.
+    def view(self, slab: Slab, size: int) -> torch.Tensor:
+        """Return the first `size` bytes of a slab; it is released when the last tensor on them is freed."""
+        # The callback runs in the thread that frees the tensor: it only records the slab.
         segment, offset, length = slab
         note = functools.partial(self._released.append, (segment, offset, length))
         return self.segments[segment].view(offset, size, note)
 
     def forget(self) -> None:
-        """There is no sender any more: memory goes with the last tensor that looks at it."""
+        """Drop all segments: the sender is gone, and memory is freed with its last tensor."""
         self.segments = []
 
     @property
     def has_updates(self) -> bool:
-        """Whether there are slabs to give back."""
+        """Whether slabs wait to be released."""
         return bool(self._released)
 
-    def released(self) -> list[tuple[int, int, int]]:
-        """The slabs to give back, each once, as plain data."""
-        # One thread at a time asks; others may note slabs meanwhile.
+    @property
+    def pending_releases(self) -> int:
+        """The number of slabs that wait to be released."""
+        return len(self._released)
+
+    def pop_released(self) -> list[tuple[int, int, int]]:
+        """Return the slabs to release, each once, as plain data."""
+        # One thread at a time calls this; other threads may record slabs meanwhile.
         return [self._released.popleft() for _ in range(len(self._released))]
 
-    def retake(self, slabs: Iterable[tuple[int, int, int]]) -> None:
-        """They could not be told, or were noted elsewhere."""
+    def restore_released(self, slabs: Iterable[tuple[int, int, int]]) -> None:
+        """Mark slabs for release: they could not be reported before, or were found idle by another component."""
         self._released.extend(slabs)

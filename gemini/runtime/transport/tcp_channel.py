@@ -1,10 +1,10 @@
-"""The channel to another host: the frames of a channel over TCP, each with a keyed hash of it.
+"""TCP channel: the frames of a channel between hosts, each authenticated by a keyed hash.
 
-    frame     32 bytes: hash of direction, number and body     body
+    frame     32 bytes: hash of direction, sequence number and body     body
 
-Both ends have the key of the session, which they made when they proved to each other that they know the secret. So what
-is read (and unpickled) is what the other end has sent, in its order, and nothing else: a frame that is not ends the
-connection. Nothing is encrypted. Descriptors do not cross hosts.
+Both ends derive the session key from the shared secret during the handshake. Everything that is read (and unpickled)
+was therefore sent by the other end, in this order; a frame that fails the check closes the connection. Nothing is
+encrypted. Descriptors do not cross hosts.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ class TcpChannel(Channel):
         super().__init__(connection)
         self._keys = [hmac.new(key, bytes([one]), hashlib.sha256).digest() for one in (side, 1 - side)]
         self._sent = self._received = 0
-        self._order = threading.Lock()  # numbers are given in the order of sending
+        self._order = threading.Lock()  # sequence numbers follow the order of sending
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for name, value in _KEEPALIVE.items():  # or a host that has lost its power would never be missed
+        for name, value in _KEEPALIVE.items():  # detects a host that has lost power
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
     def send(self, body: bytes, descriptors: tuple[int, ...] = ()) -> None:
-        """Send one frame; raises ChannelClosed where nobody will read it."""
+        """Send one frame; raise ChannelClosed if the other side is gone."""
         if descriptors:
             raise ValueError("descriptors cannot be sent to another host")
         with self._order:
             number, self._sent = self._sent, self._sent + 1
             super().send(_hash(self._keys[0], number, body) + body)
 
-    def hold(self) -> None:
-        """Nothing waits: what belongs to a frame goes by another connection, and who gets it waits for the frame."""
+    def cork(self) -> None:
+        """Do nothing: tensor contents use another connection, whose receiver waits for the frame."""
 
     def receive(self, timeout: float | None = None) -> tuple[bytes, list[int]] | None:
-        """The next frame; None if nothing arrives for `timeout` seconds."""
+        """Return the next frame; None if nothing arrives for `timeout` seconds."""
         found = super().receive(timeout)
         if found is None:
             return None
@@ -53,7 +53,7 @@ class TcpChannel(Channel):
         body = found[0][_HASH:]
         if not hmac.compare_digest(found[0][:_HASH], _hash(self._keys[1], number, body)):
             self.is_broken = True
-            raise ChannelClosed("a message has arrived that the other end has not sent")
+            raise ChannelClosed("a frame failed its authentication")
         return body, []
 
 

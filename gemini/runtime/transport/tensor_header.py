@@ -1,8 +1,8 @@
-"""Tensors on the way: a header that says everything, and the contents in a slab or, if small, in the header itself.
+"""Tensor header: everything about a tensor in transit; the contents are in a slab or, if small, in the header itself.
 
-The memory layout travels along (channels-last, transposed, a part of a larger tensor, expanded), since kernels may
-round differently for another one. What is mostly gaps travels without them, and gets them again where it arrives; only
-what overlaps itself, or would take very much memory, arrives contiguous.
+The memory layout is preserved (channels-last, transposed, a part of a larger tensor, expanded), since kernels may
+round differently for another one. A tensor that is mostly gaps is sent densely and gets its gaps back on arrival; only
+one that overlaps itself, or would take too much memory, arrives contiguous.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ import torch
 from gemini.runtime.transport.shm_pool import MappedPool, SharedMemoryPool, Slab
 
 Header = tuple[Any, ...]
-INLINE = 16 << 10  # bytes: up to here copying them once more costs less than sharing them
-_GAPS = 4  # times its contents that the memory of a tensor with gaps may be on the way
-_SPREAD = 64 << 20  # bytes that it may be in the receiver; what lies between is never touched
+INLINE = 16 << 10  # bytes: up to here a second copy costs less than sharing
+_GAPS = 4  # the largest ratio of memory to contents that is sent with gaps
+_SPREAD = 64 << 20  # bytes that it may take in the receiver; the gaps are never touched
 _OURS = (torch.Tensor, torch.nn.Parameter)
 _MAIN = torch.device("cpu")
 _NUMBERS = {"float32": struct.Struct("=f"), "float64": struct.Struct("=d")}
 
 
 class UnsendableTensor(Exception):
-    """A tensor that cannot cross: the caller keeps the work at home."""
+    """A tensor that cannot be sent: the caller runs the work in its own process."""
 
 
 def write(pool: SharedMemoryPool, tensor: torch.Tensor) -> Header:
-    """Put a tensor on its way; the header is plain data, and holds the contents too where they are small."""
+    """Write a tensor to the pool; return its header, which is plain data and holds small contents itself."""
     if type(tensor) in _OURS and tensor.is_cpu and _is_plain(tensor) and tensor.nbytes <= INLINE:
         contents = ctypes.string_at(tensor.data_ptr(), tensor.nbytes)
         return ("inline", contents, _name(tensor.dtype), tuple(tensor.shape), (), tensor.requires_grad)
@@ -45,9 +45,9 @@ def write(pool: SharedMemoryPool, tensor: torch.Tensor) -> Header:
         raise UnsendableTensor(f"a tensor of class {type(tensor).__name__}")
     plain = tensor.detach()
     if plain.is_conj() or plain.is_neg():
-        held = torch._neg_view(plain) if plain.is_neg() else plain
-        held = held.conj() if plain.is_conj() else held
-        return ("turned", write(pool, held), plain.is_conj(), plain.is_neg(), tensor.requires_grad)
+        resolved = torch._neg_view(plain) if plain.is_neg() else plain
+        resolved = resolved.conj() if plain.is_conj() else resolved
+        return ("turned", write(pool, resolved), plain.is_conj(), plain.is_neg(), tensor.requires_grad)
     strides = _layout(plain)
     if _is_mostly_gaps(plain, strides):
         if plain.is_cpu and _span(plain.shape, strides) * plain.element_size() <= _SPREAD:
@@ -68,7 +68,7 @@ def write(pool: SharedMemoryPool, tensor: torch.Tensor) -> Header:
 
 
 class TensorPart(NamedTuple):
-    """A tensor in a slab that others may share."""
+    """A tensor in a slab that several tensors may share."""
 
     offset: int  # in bytes
     dtype: str
@@ -77,34 +77,34 @@ class TensorPart(NamedTuple):
 
     @staticmethod
     def like(tensor: torch.Tensor, offset: int = 0) -> TensorPart:
-        """For another tensor like this one, without gaps, in its order of dimensions."""
+        """Return the part for a dense tensor like this one, with its order of dimensions."""
         strides = torch.empty_like(tensor, device="meta").stride()
         return TensorPart(offset, _name(tensor.dtype), tuple(tensor.shape), tuple(strides))
 
     def on(self, slab: Slab, memory: torch.Tensor) -> tuple[Header, torch.Tensor]:
-        """A header before its time, and the tensor, to be written before the header is sent."""
-        return ("part", tuple(slab), len(memory), *self), self.look(memory)
+        """Return the header in advance, and the tensor, which must be written before the header is sent."""
+        return ("part", tuple(slab), len(memory), *self), self.view(memory)
 
-    def look(self, memory: torch.Tensor) -> torch.Tensor:
-        """The tensor in the bytes of the slab."""
+    def view(self, memory: torch.Tensor) -> torch.Tensor:
+        """Return the tensor on the bytes of the slab."""
         dtype = _dtype(self.dtype)
         empty = torch.empty(0, dtype=dtype, device=memory.device)
         return empty.set_(memory.untyped_storage(), self.offset // dtype.itemsize, self.shape, self.strides)
 
 
 def _fill(memory: torch.Tensor, tensor: torch.Tensor, strides: Sequence[int]) -> None:
-    """Put the contents of a tensor into bytes, in a layout; dimensions that repeat are written once."""
+    """Copy a tensor into bytes in a layout; dimensions with stride 0 are written once."""
     target = memory.view(tensor.dtype)
     if not strides:
         target.view(tensor.shape).copy_(tensor)
         return
-    once = [0 if not stride else slice(None) for stride in strides]
-    kept = [at for at, stride in enumerate(strides) if stride]
-    target.as_strided([tensor.shape[at] for at in kept], [strides[at] for at in kept], 0).copy_(tensor[tuple(once)])
+    index = [0 if not stride else slice(None) for stride in strides]
+    dims = [at for at, stride in enumerate(strides) if stride]
+    target.as_strided([tensor.shape[at] for at in dims], [strides[at] for at in dims], 0).copy_(tensor[tuple(index)])
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    """Whether the memory of a tensor is, byte by byte, what it holds, and nothing else is to be told of it."""
+    """Return whether the memory of a tensor holds its contents byte by byte, without flags that must be sent."""
     return (
         tensor.layout is torch.strided
         and not (tensor.is_nested or tensor.is_quantized)
@@ -114,7 +114,7 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 
 
 def slabs_of(header: Header | None) -> list[tuple[int, int, int]]:
-    """The slabs that a header names."""
+    """Return the slabs that a header names."""
     if header is None or header[0] == "inline":
         return []
     if header[0] in ("spread", "turned"):
@@ -123,14 +123,14 @@ def slabs_of(header: Header | None) -> list[tuple[int, int, int]]:
 
 
 def read(window: MappedPool, header: Header) -> torch.Tensor:
-    """The tensor of a header."""
+    """Return the tensor of a header."""
     if header[0] == "inline":
         _, contents, name, shape, strides, requires_grad = header
         number = math.nan if shape or name not in _NUMBERS else _NUMBERS[name].unpack(contents)[0]
-        if not math.isnan(number):  # as losses are; of those that are no numbers there are many
+        if not math.isnan(number):  # such as losses; NaN has many bit patterns
             found = torch.scalar_tensor(number, dtype=_dtype(name), device=_MAIN)
         else:
-            found = _copied(contents, _dtype(name), shape, strides)
+            found = _copy_inline(contents, _dtype(name), shape, strides)
         if not window.is_main:
             found = found.to(window.where)
         return found.requires_grad_() if requires_grad else found
@@ -141,62 +141,64 @@ def read(window: MappedPool, header: Header) -> torch.Tensor:
             read(window, where), read(window, values), shape, is_coalesced=coalesced, check_invariants=False
         )
     if kind == "spread":
-        return _spread(read(window, where), *rest)
+        return _restore_gaps(read(window, where), *rest)
     if kind == "turned":
-        return _turned(read(window, where), *rest)
+        return _restore_flags(read(window, where), *rest)
     name, shape, strides, requires_grad = rest
     dtype = _dtype(name)
-    memory = window.look(Slab(*where), _span(shape, strides) * dtype.itemsize)
-    # Not a view of anything: autograd treats writes to views of another's results with suspicion.
+    memory = window.view(Slab(*where), _span(shape, strides) * dtype.itemsize)
+    # Not a view: autograd restricts in-place writes to views.
     empty = torch.empty(0, dtype=dtype, device=window.where)
     found = empty.set_(memory.untyped_storage(), 0, shape, strides or _contiguous(shape))
     return found.requires_grad_() if requires_grad else found
 
 
 def read_part(window: MappedPool, header: Header, opened: dict[Any, torch.Tensor]) -> torch.Tensor:
-    """A tensor in a slab that others share; it is opened once, and noted."""
+    """Return a tensor in a shared slab; each slab is opened once and recorded in `opened`."""
     _, slab, size, *part = header
     if slab not in opened:
-        opened[slab] = window.look(Slab(*slab), size)
-    return TensorPart(*part).look(opened[slab])
+        opened[slab] = window.view(Slab(*slab), size)
+    return TensorPart(*part).view(opened[slab])
 
 
-def _copied(contents: bytes, dtype: torch.dtype, shape: tuple[int, ...], strides: Sequence[int]) -> torch.Tensor:
-    """A tensor with memory of its own."""
+def _copy_inline(contents: bytes, dtype: torch.dtype, shape: tuple[int, ...], strides: Sequence[int]) -> torch.Tensor:
+    """Return a tensor with its own memory."""
     if strides:
         found = torch.empty_strided(shape, strides, dtype=dtype, device=_MAIN)
     else:
-        found = torch.empty(*shape or ((),), dtype=dtype, device=_MAIN)  # quicker than with a tuple
+        found = torch.empty(*shape or ((),), dtype=dtype, device=_MAIN)  # faster than with a tuple
     if contents:
         ctypes.memmove(found.data_ptr(), contents, len(contents))
     return found
 
 
-def _spread(dense: torch.Tensor, shape: tuple[int, ...], strides: Sequence[int], requires_grad: bool) -> torch.Tensor:
-    """A tensor with its gaps."""
+def _restore_gaps(
+    dense: torch.Tensor, shape: tuple[int, ...], strides: Sequence[int], requires_grad: bool
+) -> torch.Tensor:
+    """Return the tensor with its gaps."""
     found = torch.empty_strided(shape, strides, dtype=dense.dtype, device=dense.device)
     found[_once(strides)].copy_(dense)
     return found.requires_grad_() if requires_grad else found
 
 
-def _turned(found: torch.Tensor, is_conj: bool, is_neg: bool, requires_grad: bool) -> torch.Tensor:
-    """Conjugate, or negative, of what its memory holds: as torch leaves it until somebody computes with it."""
+def _restore_flags(found: torch.Tensor, is_conj: bool, is_neg: bool, requires_grad: bool) -> torch.Tensor:
+    """Set the conjugate and negative bits that torch resolves lazily."""
     torch._C._set_conj(found, is_conj)
     torch._C._set_neg(found, is_neg)
     return found.requires_grad_() if requires_grad else found
 
 
 def _once(strides: Sequence[int]) -> tuple[slice, ...]:
-    """What is to be written of a tensor: a dimension that repeats is written once."""
+    """Return the index of the entries to write: a dimension with stride 0 is written once."""
     return tuple(slice(None) if stride else slice(0, 1) for stride in strides)
 
 
 def _layout(tensor: torch.Tensor) -> tuple[int, ...]:
-    """The strides that a tensor is to have on the other side; none for contiguous ones, or that overlap themselves."""
+    """Return the strides for the receiver; () for contiguous tensors and for those that overlap themselves."""
     if _is_packed(tensor):
         return ()
     sizes = sorted((stride, size) for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1)
-    end = 0  # of what the dimensions so far reach
+    end = 0  # the extent of the dimensions so far
     for stride, size in sizes:
         if stride and stride <= end:
             return ()  # it overlaps itself
@@ -205,16 +207,16 @@ def _layout(tensor: torch.Tensor) -> tuple[int, ...]:
 
 
 def _is_mostly_gaps(tensor: torch.Tensor, strides: Sequence[int]) -> bool:
-    """Whether a layout takes much more memory than what is in it."""
+    """Return whether a layout takes much more memory than its contents."""
     once = math.prod(size for stride, size in zip(strides, tensor.shape, strict=False) if stride)
     return bool(strides) and _span(tensor.shape, strides) > _GAPS * once
 
 
 def _is_packed(tensor: torch.Tensor) -> bool:
-    """Whether a tensor has the very strides of a new one.
+    """Return whether a tensor has the strides of a new one.
 
-    Of a dimension of size 1 any stride is right, and a tensor is contiguous; but they tell channels-last from not, and
-    torch's choice of a kernel and of a layout looks at them too.
+    Any stride is valid for a dimension of size 1, and such a tensor is contiguous; but the strides distinguish
+    channels-last, which torch's choice of kernels and layouts depends on.
     """
     if not tensor.is_contiguous():
         return False
@@ -222,14 +224,14 @@ def _is_packed(tensor: torch.Tensor) -> bool:
 
 
 def _span(shape: Sequence[int], strides: Sequence[int]) -> int:
-    """How many entries of memory a layout takes."""
+    """Return the number of elements of memory that a layout takes."""
     if not strides:
         return math.prod(shape)
     return 1 + sum(stride * (size - 1) for stride, size in zip(strides, shape, strict=True))
 
 
 def _contiguous(shape: Sequence[int]) -> list[int]:
-    """The strides of a contiguous tensor."""
+    """Return the strides of a contiguous tensor."""
     strides, step = [0] * len(shape), 1
     for at in reversed(range(len(shape))):
         strides[at] = step

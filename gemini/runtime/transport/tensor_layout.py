@@ -1,4 +1,4 @@
-"""Tensor layout: where a tensor lies in a shared segment, as plain data that another process rebuilds it from."""
+"""Tensor layout: where a tensor lies in a shared segment, as plain data from which another process rebuilds it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gemini.runtime.devices.base import Segment
 
 @dataclass(frozen=True)
 class TensorLayout:
-    """The place of one tensor in the segment."""
+    """The position of one tensor in a segment."""
 
     offset: int
     size: int  # bytes of its storage
@@ -24,11 +24,11 @@ class TensorLayout:
     requires_grad: bool
 
     def open(self, segment: Segment) -> torch.Tensor:
-        """The tensor, in the process that has opened the segment."""
-        found = self.look(segment.view(self.offset, self.size))
+        """Return the tensor in a process that has opened the segment."""
+        found = self.view(segment.view(self.offset, self.size))
         return nn.Parameter(found, self.requires_grad) if self.is_parameter else found
 
-    def look(self, memory: torch.Tensor) -> torch.Tensor:
-        """The tensor in the bytes of its storage."""
+    def view(self, memory: torch.Tensor) -> torch.Tensor:
+        """Return the tensor on the bytes of its storage."""
         empty = torch.empty(0, dtype=self.dtype, device=memory.device)
         return empty.set_(memory.untyped_storage(), self.start, self.shape, self.stride)

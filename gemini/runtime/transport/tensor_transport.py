@@ -1,10 +1,10 @@
-"""The carriage: tensors of all devices that cross a link, each through the memory of its own device.
+"""Tensor transport: tensors of all devices that cross a link, each through shared memory of its own device.
 
-A link carries main memory, and the memory of the device that its worker computes on. A tensor goes through slabs of the
-first of its lines that owns it, and arrives on the same device.
+A link carries main memory and the memory of its worker's device. A tensor is written to a slab of the first device
+that owns it, and arrives on the same device.
 
-    line 0    the worker's device       pool ──► slabs ──► window
-    line 1    main memory, if that is another one
+    buffers 0    the worker's device       pool ──► slabs ──► mapped pool
+    buffers 1    main memory, if that is another device
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gemini.runtime.transport.tensor_header import UnsendableTensor
 
 
 class DeviceBuffers(NamedTuple):
-    """One device: where we write, and what we read of the other end."""
+    """One device: the pool that this end writes to, and the mapped pool of the other end that it reads."""
 
     device: Device
     pool: SharedMemoryPool
@@ -30,9 +30,9 @@ class DeviceBuffers(NamedTuple):
 
 
 class SegmentAnnouncement(NamedTuple):
-    """Segments that the other end does not know yet."""
+    """Segments that the other end has not opened yet."""
 
-    plain: list[tuple[int, int, bytes, int]]  # line, size, what is needed to open it, number of descriptors
+    plain: list[tuple[int, int, bytes, int]]  # buffers, size, what is needed to open it, number of descriptors
     descriptors: list[int]
     segments: list[tuple[SharedMemoryPool, list[Segment]]]
 
@@ -48,98 +48,98 @@ class TensorTransport:
         self.borrowed = BorrowedBuffers(self.lines[0].window) if self._is_plain and ARE_COUNTED else None
 
     def write(self, tensor: torch.Tensor) -> tuple[int, Any]:
-        """Put a tensor on its way: its line and its header, which are plain data."""
+        """Write a tensor to shared memory; return the device's place and the header, which are plain data."""
         if self._is_plain and tensor.is_cpu:
             return 0, tensor_header.write(self.lines[0].pool, tensor)
-        for at, line in enumerate(self.lines):
-            if line.device.owns(tensor):
-                return at, tensor_header.write(line.pool, tensor)
+        for at, buffers in enumerate(self.lines):
+            if buffers.device.owns(tensor):
+                return at, tensor_header.write(buffers.pool, tensor)
         raise UnsendableTensor(f"a tensor on {tensor.device}")
 
     def read(self, header: tuple[int, Any]) -> torch.Tensor:
-        """The tensor of a header."""
+        """Return the tensor of a header."""
         return tensor_header.read(self.lines[header[0]].window, header[1])
 
-    def borrow(self, row: BufferGroup) -> list[torch.Tensor]:
-        """The tensors of a row of parts of slabs."""
+    def borrow(self, group: BufferGroup) -> list[torch.Tensor]:
+        """Return the tensors of a group of parts of slabs."""
         if self.borrowed is not None:
-            return self.borrowed.read(row)
+            return self.borrowed.read(group)
         opened: dict[Any, torch.Tensor] = {}
-        return [tensor_header.read_part(self.lines[at].window, header, opened) for at, header in row.headers]
+        return [tensor_header.read_part(self.lines[at].window, header, opened) for at, header in group.headers]
 
-    def foresee(self, row: BufferGroup) -> list[torch.Tensor] | None:
-        """The very tensors that `borrow` will give, if all goes as the last time; None where nobody can tell."""
-        return None if self.borrowed is None else self.borrowed.foresee(row)
+    def prepare(self, group: BufferGroup) -> list[torch.Tensor] | None:
+        """Return the very tensors that the next `borrow` returns, if nothing changes; None if that is not certain."""
+        return None if self.borrowed is None else self.borrowed.prepare(group)
 
-    def look_around(self) -> None:
-        """Note what was borrowed and is not looked at any more: it is told with the next message."""
+    def release_borrowed(self) -> None:
+        """Mark idle borrowed slabs for release with the next message."""
         if self.borrowed is not None:
-            self.lines[0].window.retake(self.borrowed.returned())
+            self.lines[0].window.restore_released(self.borrowed.collect_idle())
 
     def forget(self) -> None:
-        """There is no other end any more."""
-        for line in self.lines:
-            line.pool.forget()
-            line.window.forget()
+        """Drop all memory: the other end is gone."""
+        for buffers in self.lines:
+            buffers.pool.forget()
+            buffers.window.forget()
         if self.borrowed is not None:
             self.borrowed.forget()
 
     def trim(self) -> None:
-        """Return memory that nothing is in to the system."""
-        for line in self.lines:
-            line.pool.trim()
+        """Return free memory to the system."""
+        for buffers in self.lines:
+            buffers.pool.trim()
 
     # ── memory ─────────────────────────────────────────────────────────────────────────────────────────────────
     @property
     def has_updates(self) -> bool:
-        """Whether there is anything to tell: new segments, or slabs to give back."""
-        for line in self.lines:  # noqa: SIM110 - asked for every message: a generator takes longer
-            if line.pool.has_updates or line.window.has_updates:
+        """Whether new segments or slabs to release wait for the next message."""
+        for buffers in self.lines:  # noqa: SIM110 - runs for every message: a generator is slower
+            if buffers.pool.has_updates or buffers.window.has_updates:
                 return True
         return False
 
-    def news(self) -> SegmentAnnouncement:
-        """What must be told before headers written so far can be read."""
+    def unannounced(self) -> SegmentAnnouncement:
+        """Return the segments that must be announced before headers written so far can be read."""
         found = SegmentAnnouncement([], [], [])
-        for at, line in enumerate(self.lines):
-            segments = line.pool.news()
+        for at, buffers in enumerate(self.lines):
+            segments = buffers.pool.unannounced()
             for segment in segments:
                 shared, descriptors = segment.shared()
                 found.plain.append((at, segment.size, shared, len(descriptors)))
                 found.descriptors.extend(descriptors)
             if segments:
-                found.segments.append((line.pool, segments))
+                found.segments.append((buffers.pool, segments))
         return found
 
-    def announce(self, news: SegmentAnnouncement) -> None:
-        """The other end knows these now."""
-        for pool, segments in news.segments:
-            pool.announce(segments)
+    def mark_announced(self, announcement: SegmentAnnouncement) -> None:
+        """Note that the other end can open these segments."""
+        for pool, segments in announcement.segments:
+            pool.mark_announced(segments)
 
-    def take(self, news: list[tuple[int, int, bytes, int]], descriptors: list[int]) -> list[int]:
-        """Open the other end's new segments; returns the descriptors that are not theirs."""
-        for at, size, shared, count in news:
-            self.lines[at].window.add(size, shared, tuple(descriptors[:count]))
+    def open_segments(self, announcement: list[tuple[int, int, bytes, int]], descriptors: list[int]) -> list[int]:
+        """Open new segments of the other end; return the descriptors that belong to the message itself."""
+        for at, size, shared, count in announcement:
+            self.lines[at].window.open_segment(size, shared, tuple(descriptors[:count]))
             descriptors = descriptors[count:]
         return descriptors
 
-    def released(self) -> list[list[tuple[int, int, int]]]:
-        """Slabs to give back, by line."""
-        return [line.window.released() for line in self.lines]
+    def pop_released(self) -> list[list[tuple[int, int, int]]]:
+        """Return the slabs to release, by device, each once."""
+        return [buffers.window.pop_released() for buffers in self.lines]
 
     def release(self, slabs: list[list[tuple[int, int, int]]]) -> None:
-        """Slabs that the other end has given back."""
-        for line, found in zip(self.lines, slabs, strict=False):
+        """Take back slabs that the other end has released."""
+        for buffers, found in zip(self.lines, slabs, strict=False):
             if found:
-                line.pool.release([Slab(*slab) for slab in found])
+                buffers.pool.release([Slab(*slab) for slab in found])
 
     def take_back(self, headers: list[tuple[int, Any] | None]) -> None:
-        """Headers that were written and will not be sent: their slabs are free again."""
+        """Free the slabs of headers that were written and will not be sent."""
         for header in headers:
             if header is not None and header[0] >= 0:
                 self.lines[header[0]].pool.release([Slab(*slab) for slab in tensor_header.slabs_of(header[1])])
 
-    def retake(self, slabs: list[list[tuple[int, int, int]]]) -> None:
-        """Released slabs that could not be told."""
-        for line, found in zip(self.lines, slabs, strict=True):
-            line.window.retake(found)
+    def restore_released(self, slabs: list[list[tuple[int, int, int]]]) -> None:
+        """Put released slabs back that could not be reported."""
+        for buffers, found in zip(self.lines, slabs, strict=True):
+            buffers.window.restore_released(found)

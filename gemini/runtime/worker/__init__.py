@@ -1,1 +1,1 @@
-"""A worker: a process that owns parts of a model and runs them when the controller asks."""
+"""Worker: the code that runs in a worker process. It imports nothing of the controller."""

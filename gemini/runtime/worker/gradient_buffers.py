@@ -1,10 +1,10 @@
-"""Gradients of parameters while a step runs: summed up in memory that the controller maps.
+"""Gradient buffers: gradients of parameters, summed during a step in memory that the controller maps.
 
-A worker adds the gradient of every micro-batch to one piece of shared memory. After the step the controller gets the
-place of that memory, not a copy. It comes back to the pool when the last tensor that looks at it is gone there, so a
-gradient that the program still holds is never written again.
+A worker adds the gradient of every micro-batch to one shared buffer. After the step the controller gets the location
+of that buffer, not a copy. The buffer returns to the pool when the controller's last tensor on it is freed, so a
+gradient that the script still holds is never overwritten.
 
-Small gradients of one worker share a piece, the *shelf*; it comes back when the last of them is gone.
+Small gradients of one worker share a slab, the *shelf*; it returns when the last of them is freed.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ class SharedGradient(NamedTuple):
 
     parameter: torch.Tensor
     sum: torch.Tensor
-    line: int
+    device: int
     header: Any
 
 
 class BufferLayout(NamedTuple):
-    """Where gradients lie: on the shelf, or each in a piece of its own."""
+    """Where gradients lie: on the shelf, or each in its own slab."""
 
     size: int  # bytes of the shelf
     small: dict[int, TensorPart]  # by identity of the parameter
     large: dict[int, TensorPart]
 
     @staticmethod
-    def made(parameters: Iterable[torch.Tensor]) -> BufferLayout:
-        """For those of some parameters."""
+    def build(parameters: Iterable[torch.Tensor]) -> BufferLayout:
+        """Lay out the gradients of some parameters."""
         end = 0
         small: dict[int, TensorPart] = {}
         large: dict[int, TensorPart] = {}
@@ -57,62 +57,64 @@ class BufferLayout(NamedTuple):
 
 
 class GradientBuffers:
-    """The gradients of one worker in one step; also set as `grad` of the parameters, where autograd adds to them."""
+    """The gradients of one worker in one step; also set as `grad` of the parameters, to which autograd adds."""
 
     def __init__(self, link: Link, places: BufferLayout) -> None:
         self.link, self.places = link, places
-        self._lent: dict[int, SharedGradient] = {}
+        self._shared: dict[int, SharedGradient] = {}
         self._shelf: tuple[Slab, torch.Tensor] | None = None
 
     def into(self, parameter: torch.Tensor) -> tuple[torch.Tensor, bool]:
-        """The memory to add to, and whether it holds nothing yet and is to be overwritten."""
-        lent = self._lent.get(id(parameter))
-        if lent is not None:
-            return lent.sum, False
+        """Return the buffer to add to, and whether it is empty and must be overwritten."""
+        shared = self._shared.get(id(parameter))
+        if shared is not None:
+            return shared.sum, False
         had = parameter.grad
-        lent = self._lend(parameter)
-        if had is not None:  # what autograd has given in the meantime
-            lent.sum.copy_(had)
-        return lent.sum, had is None
+        shared = self._allocate(parameter)
+        if had is not None:  # accumulated by autograd meanwhile
+            shared.sum.copy_(had)
+        return shared.sum, had is None
 
     def adopt(self, parameters: Iterable[torch.Tensor]) -> None:
-        """Take over gradients that autograd has made anew; from now on it adds to them."""
+        """Move gradients that autograd has allocated into buffers, to which it adds from now on."""
         for parameter in parameters:
             made = parameter.grad
-            if made is not None and id(parameter) not in self._lent and made.layout is torch.strided:
-                self._lend(parameter).sum.copy_(made)
+            if made is not None and id(parameter) not in self._shared and made.layout is torch.strided:
+                self._allocate(parameter).sum.copy_(made)
 
-    def _lend(self, parameter: torch.Tensor) -> SharedGradient:
-        at, line = self._line(parameter)
+    def _allocate(self, parameter: torch.Tensor) -> SharedGradient:
+        at, buffers = self._device_buffers(parameter)
         part = None if at else self.places.small.get(id(parameter))
         if part is None:
             own = self.places.large.get(id(parameter)) or TensorPart.like(parameter.detach())
             size = max(parameter.nbytes, 1)
-            slab = line.pool.take(size)
-            header, total = own.on(slab, line.pool.view(slab, size))
+            slab = buffers.pool.take(size)
+            header, total = own.on(slab, buffers.pool.view(slab, size))
         else:
             if self._shelf is None:
-                slab = line.pool.take(self.places.size)
-                self._shelf = slab, line.pool.view(slab, self.places.size)
+                slab = buffers.pool.take(self.places.size)
+                self._shelf = slab, buffers.pool.view(slab, self.places.size)
             header, total = part.on(*self._shelf)
-        lent = self._lent[id(parameter)] = SharedGradient(parameter, total, at, header)
+        shared = self._shared[id(parameter)] = SharedGradient(parameter, total, at, header)
         parameter.grad = total
-        return lent
+        return shared
 
-    def _line(self, parameter: torch.Tensor) -> tuple[int, DeviceBuffers]:
+    def _device_buffers(self, parameter: torch.Tensor) -> tuple[int, DeviceBuffers]:
         lines = self.link.transport.lines
-        return next((at, line) for at, line in enumerate(lines) if line.device.owns(parameter))
+        return next((at, buffers) for at, buffers in enumerate(lines) if buffers.device.owns(parameter))
 
     def hand_over(self) -> list[SharedGradient]:
-        """All gradients, which are the controller's from now on, unless the step fails elsewhere."""
-        found = list(self._lent.values())
-        for lent in found:
-            lent.parameter.grad = None
+        """Return all gradients, which belong to the controller from now on, unless the step fails in another worker."""
+        found = list(self._shared.values())
+        for shared in found:
+            shared.parameter.grad = None
         return found
 
     def discard(self) -> None:
-        """The step has failed: the memory is free again."""
-        slabs = {(lent.line, *slab) for lent in self.hand_over() for slab in tensor_header.slabs_of(lent.header)}
-        for line, *slab in slabs:
-            self.link.transport.lines[line].pool.release([Slab(*slab)])
-        self._lent, self._shelf = {}, None
+        """Free the buffers of a failed step."""
+        slabs = {
+            (shared.device, *slab) for shared in self.hand_over() for slab in tensor_header.slabs_of(shared.header)
+        }
+        for buffers, *slab in slabs:
+            self.link.transport.lines[buffers].pool.release([Slab(*slab)])
+        self._shared, self._shelf = {}, None

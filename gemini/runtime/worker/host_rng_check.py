@@ -1,12 +1,12 @@
-"""Draws: whether a unit has used Python's or NumPy's random numbers.
+"""Host RNG check: whether a module has used Python's or NumPy's random numbers.
 
-Nothing but units draws in a worker, and none of them may, so the generators rest: each has one state, and one look
-after a call tells whether it still has. The look is at their memory; asking them for their state makes hundreds of
-objects.
+Only modules use these generators in a worker, and none of them may, so each generator has one known state and one
+comparison after a call shows whether it still has. The comparison reads the memory of the generators; requesting their
+state creates hundreds of objects.
 
-Whoever has drawn is refused, and the generators are put back. So a draw is always noticed: at rest no generator holds
-the second of a pair of normal numbers, which it would give out without a step, and no seed leads to the state at rest,
-which is the system's.
+A call that has used them is refused, and the state is restored. Every use is therefore detected: the known state holds
+no second number of a pair of normal numbers, which would be returned without a step, and no seed leads to it, since it
+was seeded by the system.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _differ.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t]
 
 
 class HostRngCheck:
-    """The generators of this process at rest."""
+    """The known state of the generators of this process."""
 
     def __init__(self) -> None:
         self._python = address_in_python()
@@ -34,8 +34,8 @@ class HostRngCheck:
         self._rest = random.getstate(), np.random.get_state()
         self._seen = [ctypes.string_at(at, _SIZE) if at else b"" for at in (self._python, self._numpy)]
 
-    def have_been_made(self) -> bool:
-        """Whether any were made since the last look; then the generators are put to rest again."""
+    def was_used(self) -> bool:
+        """Return whether they were used since the last check; restore their state if so."""
         python, other = self._seen
         if not _differ(self._numpy, other, _SIZE) and (
             not _differ(self._python, python, _SIZE) if python else random.getstate() == self._rest[0]
@@ -47,7 +47,7 @@ class HostRngCheck:
 
 
 def address_in_python() -> int:
-    """Where Python's generator has its state; 0 where that is not as in the interpreters we know."""
+    """Return the address of the state of Python's generator; 0 if the memory layout is unknown."""
     source: Any = random.random.__self__  # type: ignore[attr-defined]
     start, kind = object.__basicsize__, random.Random.__base__
     if kind is None or kind.__basicsize__ < start + _SIZE:

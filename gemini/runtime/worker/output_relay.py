@@ -1,8 +1,8 @@
-"""The relay: what units print, warn and log in a worker is printed, warned and logged by the controller.
+"""Output relay: what modules print, warn and log in a worker is sent to the controller.
 
-So it appears in the order in which the program caused it, goes where the program has sent its own output (a notebook, a
-file, a filter), is subject to the program's warning filters and logging levels, and a warning that two workers give is
-shown once. What C code writes to the descriptors goes to the program's own.
+It then appears in the order in which the script caused it, goes where the script sends its own output (a notebook, a
+file, a filter), passes the script's warning filters and logging levels, and a warning of two workers is shown once.
+What C code writes to the descriptors goes directly to those of the script.
 """
 
 from __future__ import annotations
@@ -18,30 +18,30 @@ from gemini.runtime.protocol import Logged, Printed, Warned
 from gemini.runtime.transport.link import Link
 
 _FIELDS = ("name", "levelno", "levelname", "pathname", "filename", "module", "lineno", "funcName", "created", "msecs")
-_STAGES = "<stages of "  # the name of a text that was generated
+_STAGES = "<stages of "  # the file name of generated code
 
 
 class OutputRelay:
-    """Collects news and sends them; safe to use anywhere, in any thread."""
+    """Collects output and sends it; usable anywhere, in any thread."""
 
     def __init__(self, link: Link) -> None:
         self.link = link
         self._waiting: deque[Any] = deque()
 
     def install(self) -> None:
-        """Take over this process's output, warnings and logs."""
+        """Redirect this process's output, warnings and logs."""
         sys.stdout, sys.stderr = _Stream(self, "stdout", sys.stdout), _Stream(self, "stderr", sys.stderr)
         warnings.simplefilter("always")  # the controller filters
         warnings.showwarning = self._warn  # type: ignore[assignment]
         logging.root.addHandler(_Handler(self))
         logging.root.setLevel(1)
 
-    def tell(self, news: Any) -> None:
-        """Send news now or, where this thread is in the middle of sending, with the next."""
-        self._waiting.append(news)
-        self.deliver()
+    def send(self, message: Any) -> None:
+        """Send a message now or, if this thread is in the middle of sending, with the next one."""
+        self._waiting.append(message)
+        self.flush()
 
-    def deliver(self) -> None:
+    def flush(self) -> None:
         """Send what waits."""
         while self._waiting:
             first = self._waiting[0]
@@ -50,8 +50,8 @@ class OutputRelay:
             self._waiting.popleft()
 
     def _warn(self, message: Any, category: Any, filename: str, lineno: int, *_: Any) -> None:
-        if not filename.startswith(_STAGES):  # that is no line of the program's, whose own has warned in the first call
-            self.tell(Warned(category, str(message), filename, lineno))
+        if not filename.startswith(_STAGES):  # no line of the script, which has warned in the first call
+            self.send(Warned(category, str(message), filename, lineno))
 
 
 class _Stream(io.TextIOBase):
@@ -71,7 +71,7 @@ class _Stream(io.TextIOBase):
 
     @property
     def buffer(self) -> Any:
-        """For those who write bytes."""
+        """The stream for bytes."""
         return self._below.buffer
 
     def write(self, text: str) -> int:
@@ -83,11 +83,11 @@ class _Stream(io.TextIOBase):
     def flush(self) -> None:
         text, self._line = self._line, ""
         if text:
-            self._relay.tell(Printed(self._name, text))
+            self._relay.send(Printed(self._name, text))
 
 
 class _Handler(logging.Handler):
-    """Sends records to the controller, whose loggers decide."""
+    """Sends log records to the controller, whose loggers filter them."""
 
     def __init__(self, relay: OutputRelay) -> None:
         super().__init__()
@@ -96,4 +96,4 @@ class _Handler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         found = {key: getattr(record, key) for key in _FIELDS}
         trace = self.format(record) if record.exc_info else ""
-        self._relay.tell(Logged({**found, "msg": record.getMessage(), "exc_text": trace or None}))
+        self._relay.send(Logged({**found, "msg": record.getMessage(), "exc_text": trace or None}))

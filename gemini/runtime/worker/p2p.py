@@ -1,8 +1,8 @@
-"""Peers: the links of a worker to the others, and what has arrived over them.
+"""Peer links: the links of a worker to other workers, and the messages that have arrived over them.
 
-Nobody who sends waits for a receiver: contents are in shared memory, and where a socket is full of notices, whatever
-has arrived meanwhile is taken in until there is room. So two workers that send to each other at once cannot block.
-While a worker waits for its peers it hears the controller as well, which may have the step abandoned.
+A sender never waits for a receiver: contents are in shared memory, and while a socket is full the sender takes in what
+has arrived. Two workers that send to each other at the same time therefore cannot block. While a worker waits for its
+peers it also listens to the controller, which may abort the step.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from gemini.runtime.step_messages import AbortStep, PeerMessage
 from gemini.runtime.transport.channel import ChannelClosed
 from gemini.runtime.transport.link import Link
 
-_ENOUGH = 8  # slabs to give back that are worth a message of their own
+_ENOUGH = 8  # released slabs that are worth a separate message
 
 
 class StepAborted(Exception):
-    """The controller has given the step up: another worker has failed, or the program was interrupted."""
+    """The controller has aborted the step: another worker has failed, or the script was interrupted."""
 
 
 class PeerLinks:
@@ -29,89 +29,89 @@ class PeerLinks:
     def __init__(self, control: Link) -> None:
         self.control = control
         self.links: dict[int, Link] = {}
-        self.postponed: deque[tuple[Any, list[int]]] = deque()  # requests that came in the middle of a step
-        self.abandon: AbortStep | None = None
+        self.postponed: deque[tuple[Any, list[int]]] = deque()  # requests that arrived during a step
+        self.abort: AbortStep | None = None
         self._poll = select.poll()
         self._poll.register(control.channel.fileno(), select.POLLIN)
         self._by_descriptor: dict[int, int] = {}
-        self._early: list[PeerMessage] = []  # of steps that this worker has not begun
+        self._early: list[PeerMessage] = []  # messages of steps that this worker has not begun
 
     def add(self, peer: int, link: Link) -> None:
-        """A link to another worker."""
+        """Add a link to another worker."""
         self.links[peer] = link
         self._by_descriptor[link.channel.fileno()] = peer
         self._poll.register(link.channel.fileno(), select.POLLIN)
 
     def begin(self, step: int, sink: Callable[[PeerMessage], None]) -> None:
-        """Parcels of this step go to `sink` from now on."""
-        self.step, self.sink, self.abandon = step, sink, None
+        """Start a step: its messages go to `sink` from now on."""
+        self.step, self.sink, self.abort = step, sink, None
         early, self._early = self._early, []
-        for parcel in early:
-            self._take(parcel)
+        for message in early:
+            self._take(message)
 
     # ── sending ────────────────────────────────────────────────────────────────────────────────────────────────
-    def send(self, peer: int, parcel: PeerMessage) -> None:
-        """Put a parcel on its way."""
+    def send(self, peer: int, message: PeerMessage) -> None:
+        """Send a message to a peer."""
         link = self.links[peer]
         room = select.poll()
         room.register(link.channel.fileno(), select.POLLOUT)
         while not room.poll(0):
-            self.hear(0)
+            self.receive(0)
             room.poll(1)
         try:
-            link.send(parcel)
+            link.send(message)
         except ChannelClosed:
-            self._lost()
+            self._handle_lost()
 
-    def give_back(self, least: int = _ENOUGH) -> None:
-        """Tell peers of slabs that are free again, where no other message has taken the news along."""
+    def release_slabs(self, least: int = _ENOUGH) -> None:
+        """Report released slabs to peers, if no other message has carried them."""
         for peer, link in self.links.items():
-            owed = sum(len(line.window._released) for line in link.transport.lines)
-            if owed >= least:
+            pending = sum(line.window.pending_releases for line in link.transport.lines)
+            if pending >= least:
                 self.send(peer, PeerMessage(self.step, "", 0, [], b"", []))
 
-    # ── hearing ────────────────────────────────────────────────────────────────────────────────────────────────
-    def hear(self, timeout: int | None = None) -> None:
-        """Take in what has arrived; wait for something if `timeout` (milliseconds) says so."""
-        if self.control.channel.has_more:  # it came together with the request for the step
-            self._heed()
+    # ── receiving ────────────────────────────────────────────────────────────────────────────────────────────────
+    def receive(self, timeout: int | None = None) -> None:
+        """Take in what has arrived; wait for something for `timeout` milliseconds, None without limit."""
+        if self.control.channel.has_more:  # it arrived together with the request for the step
+            self._receive_control()
             timeout = 0
         for descriptor, _ in self._poll.poll(timeout):
             peer = self._by_descriptor.get(descriptor)
             if peer is None:
-                self._heed()
+                self._receive_control()
             else:
-                self._receive(peer)
-        if self.abandon is not None:
+                self._receive_from(peer)
+        if self.abort is not None:
             raise StepAborted
 
-    def _receive(self, peer: int) -> None:
+    def _receive_from(self, peer: int) -> None:
         try:
             found = self.links[peer].receive(0)
             while found is not None:
                 self._take(found[0])
                 found = self.links[peer].receive(0)
         except ChannelClosed:
-            self._lost(peer)
+            self._handle_lost(peer)
 
-    def _take(self, parcel: Any) -> None:
-        if parcel.step > self.step:
-            self._early.append(parcel)
-        elif parcel.step == self.step and parcel.kind:
-            self.sink(parcel)
+    def _take(self, message: Any) -> None:
+        if message.step > self.step:
+            self._early.append(message)
+        elif message.step == self.step and message.kind:
+            self.sink(message)
 
-    def _heed(self) -> None:
+    def _receive_control(self) -> None:
         found = self.control.receive(0)
         while found is not None:
             if isinstance(found[0], AbortStep):
                 if found[0].step == self.step:
-                    self.abandon = found[0]
+                    self.abort = found[0]
             else:
                 self.postponed.append(found)
             found = self.control.receive(0)
 
-    def _lost(self, peer: int | None = None) -> None:
-        """A peer is gone: the controller notices, and says so or ends us."""
+    def _handle_lost(self, peer: int | None = None) -> None:
+        """Wait for the controller after a peer is gone: it aborts the step or ends this process."""
         if peer is not None:
             descriptor = self.links[peer].channel.fileno()
             if descriptor in self._by_descriptor:
@@ -119,8 +119,8 @@ class PeerLinks:
                 del self._by_descriptor[descriptor]
         waiting = select.poll()
         waiting.register(self.control.channel.fileno(), select.POLLIN)
-        self._heed()
-        while self.abandon is None:
+        self._receive_control()
+        while self.abort is None:
             waiting.poll()
-            self._heed()
+            self._receive_control()
         raise StepAborted

@@ -1,4 +1,4 @@
-"""What a worker has been given: the stages of programs, and what to do in steps of each kind."""
+"""Program state: the stages of the programs installed in a worker, and its tasks in each kind of step."""
 
 from __future__ import annotations
 
@@ -18,32 +18,32 @@ from gemini.runtime.worker.value_mailbox import count_local_readers
 class InstalledProgram:
     """The stages of a program in one worker."""
 
-    def __init__(self, message: Stages, homes: Mapping[int, torch.Tensor]) -> None:
+    def __init__(self, message: Stages, tensors: Mapping[int, torch.Tensor]) -> None:
         self.stages = {
             number: LiveStage(number, module, message.interfaces[number]) for number, module in message.stages.items()
         }
         self.recompute, self.draws, self.once = message.recompute, message.draws, message.once
         self.drawing = [stage for stage, patterns in enumerate(message.draws) if patterns]
-        self.numbers = {id(tensor): number for number, tensor in homes.items()}
-        # Parameters of the whole model: the loss may use one that no stage here has.
-        self.parameters = [tensor for tensor in homes.values() if isinstance(tensor, nn.Parameter)]
+        self.numbers = {id(tensor): number for number, tensor in tensors.items()}
+        # Parameters of the whole model: the loss may use one of another worker's stages.
+        self.parameters = [tensor for tensor in tensors.values() if isinstance(tensor, nn.Parameter)]
         self.latest: dict[int, int] = {}  # the last stage that uses a parameter
         for number, stage in sorted(self.stages.items()):
             self.latest.update({id(parameter): number for parameter in stage.parameters})
 
-    def follow(self, state: Any) -> None:
-        """Training flags and frozen parameters of every stage; None: as in the last step of this program.
+    def apply_state(self, state: Any) -> None:
+        """Apply training flags and frozen parameters to every stage; None: as in the last step of this program.
 
-        A parameter is one for the whole process: a unit, or a stage of another program, may have followed since.
+        A parameter exists once per process: a module, or a stage of another program, may have changed it since.
         """
         for number, training, trained in state or ():
-            self.stages[number].follow(training, trained)
+            self.stages[number].apply_state(training, trained)
         for stage in self.stages.values():
             stage.freeze()
 
 
 class WorkerPlan:
-    """What a worker does in a step of one kind."""
+    """The tasks of a worker in one kind of step."""
 
     def __init__(self, message: Tasks, program: InstalledProgram) -> None:
         self.program, self.place, self.tasks = program, message.place, message.tasks
@@ -51,15 +51,15 @@ class WorkerPlan:
         self.frozen, self.tail = message.frozen, message.tail
         self.is_training = self.loss is not None
         self.stages = {number: program.stages[number] for number in sorted({task.stage for task in self.tasks})}
-        self.places = BufferLayout.made(p for stage in self.stages.values() for p in stage.parameters)
+        self.places = BufferLayout.build(p for stage in self.stages.values() for p in stage.parameters)
         self.local_readers = count_local_readers(
             self.tasks, self.readers, self.loss_stage, has_tail=self.tail is not None
         )
-        self.layouts: dict[int, list[Any]] = {}  # the one of gradients that was told last, by its number
+        self.layouts: dict[int, list[Any]] = {}  # the last layout of gradients that was sent, by its number
         self._numbers = itertools.count(1)
 
     def layout(self, gradients: list[Any], known: int) -> tuple[int, list[Any] | None]:
-        """The number of a layout of gradients, and the layout itself if the controller does not know it."""
+        """Return the number of a layout of gradients, and the layout itself if the controller does not have it."""
         if known and self.layouts.get(known) == gradients:
             return known, None
         number = next(self._numbers)

@@ -1,10 +1,10 @@
-"""The audit: what a unit may not do in a worker, noticed in every call and undone.
+"""Side-effect check: what a module must not do in a worker is detected in every call and undone.
 
-A worker has copies of the arguments and of the module's Python state. A unit that changes them (a counter, an input
-written in place), gives a parameter other memory (`weight.data = …`) or draws from Python's generators would leave the
-controller's untouched, and the model would silently be another. Such a call is refused, with the buffers as before, and
-the controller runs it. Objects that it was given and that are known to be alike on both sides (a key-value cache) may
-change: the change is sent back. A call that raises is left as it is, half its buffers written, as on one device.
+A worker has copies of the arguments and of the module's Python state. A module that changes them (a counter, an input
+written in place), gives a parameter other memory (`weight.data = …`) or uses Python's generators would leave the
+controller's unchanged, and the model would silently differ. Such a call is refused, with the buffers restored, and
+runs in the controller. Mutable objects among the arguments that are equivalent on both sides (a key-value cache) may
+change: the changes are sent back. A call that raises keeps its buffers half written, as on one device.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from gemini.runtime.worker.host_rng_check import HostRngCheck
 
 
 class Refusal(Exception):
-    """A unit did what cannot be done from afar."""
+    """A module did what cannot be done remotely."""
 
 
 class HostRngUsed(Refusal):
-    """It drew from Python's or NumPy's random numbers."""
+    """It used Python's or NumPy's random numbers."""
 
 
 HOST_RNG = HostRngCheck()
@@ -56,96 +56,101 @@ class BufferWrites:
 
 
 class SideEffectCheck:
-    """Watches the calls of one module."""
+    """Checks the calls of one module."""
 
     def __init__(self, module: nn.Module, classes: ClassTable) -> None:
         self.module, self.classes = module, classes
         self.buffers = BufferWrites(module)
         self.memory = TensorBackup([*module.parameters(), *self.buffers.buffers])
         self.snapshot = ModuleState(module)
-        self.given = ArgumentObjects((), {}, classes)  # what the last call was given
-        self.changes: dict[int, Contents] = {}  # and what it has changed of that
+        self.arguments = ArgumentObjects((), {}, classes)  # mutable objects of the last call
+        self.changes: dict[int, Contents] = {}  # and their changes
         self._saved: list[tuple[int, torch.Tensor]] = []  # buffers before the last call
-        HOST_RNG.have_been_made()  # what importing its classes has drawn is not its own
+        HOST_RNG.was_used()  # numbers used while its classes were imported do not count
 
-    def watch(
-        self, run: Callable[..., Any], args: Any, kwargs: Any, inputs: list[torch.Tensor], given: ArgumentObjects
+    def run(
+        self,
+        forward: Callable[..., Any],
+        args: Any,
+        kwargs: Any,
+        inputs: list[torch.Tensor],
+        arguments: ArgumentObjects,
     ) -> Any:
-        """Run a call; raises Refusal, with buffers as before, if it did what it may not."""
+        """Run a call; raise Refusal, with the buffers restored, if it had side effects that cannot be transferred."""
         learns = self.buffers.written is None
         self._saved = self.buffers.save()
         versions = [tensor._version for tensor in inputs]
-        self.given = given
-        self.memory.look()
+        self.arguments = arguments
+        self.memory.save()
         failure: BaseException | None = None
         result = None
         try:
-            result = run(*args, **kwargs)
+            result = forward(*args, **kwargs)
         except BaseException as error:
             failure = error
-        has_moved = self.memory.put_back()
+        has_moved = self.memory.restore()
         if learns:
             self._saved = self.buffers.find_written(self._saved)
             self.buffers.written = {at for at, _ in self._saved} if failure is None else None
-        has_drawn = HOST_RNG.have_been_made()
-        reason = PLACEHOLDER_USED if PlaceholderUse.have_been_made() else self._fault(inputs, versions, failure)
+        has_drawn = HOST_RNG.was_used()
+        reason = PLACEHOLDER_USED if PlaceholderUse.was_used() else self._fault(inputs, versions, failure)
         reason = reason or has_moved
         if reason or has_drawn:
             self.undo()
-            raise Refusal(reason) if reason else HostRngUsed("it draws from Python's or NumPy's random numbers")
+            raise Refusal(reason) if reason else HostRngUsed("it uses Python's or NumPy's random numbers")
         if failure is not None:
             try:
                 raise failure
             finally:
-                failure = None  # its traceback knows this frame
+                failure = None  # its traceback refers to this frame
         return result
 
     def undo(self) -> None:
-        """Put the buffers back to what they were before the last call."""
+        """Restore the buffers to what they were before the last call."""
         saved, self._saved = self._saved, []
         self.buffers.restore(saved)
 
     def _fault(self, inputs: list[torch.Tensor], versions: list[int], failure: BaseException | None) -> str:
         if [tensor._version for tensor in inputs] != versions:
             return "it writes to its inputs"
-        changes = self.given.changes() if self.given.objects else {}
+        changes = self.arguments.changes() if self.arguments.objects else {}
         if isinstance(changes, str):
             return changes
         if changes and failure is not None:
-            return "it changes an object that it was given, and raises"
+            return "it changes an object among its arguments, and raises"
         self.changes = changes
         changed = self.snapshot.find_change()
         return f"in its forward {changed}" if changed else ""
 
 
 class TensorBackup:
-    """Where tensors lie that both sides have."""
+    """The memory positions of tensors that both sides have."""
 
     def __init__(self, tensors: list[torch.Tensor]) -> None:
         self.tensors = tensors
-        self._places: list[Any] = []
-        self._before: list[torch.Tensor] = []  # the tensors in the memory that they have
+        self._positions: list[Any] = []
+        self._before: list[torch.Tensor] = []  # tensors on their current memory
 
-    def look(self) -> None:
-        """Remember where they are now."""
-        places = [*map(_place, self.tensors)]
-        if places != self._places:
-            self._places, self._before = places, [tensor.data for tensor in self.tensors]
+    def save(self) -> None:
+        """Record the current positions."""
+        positions = [*map(_position, self.tensors)]
+        if positions != self._positions:
+            self._positions, self._before = positions, [tensor.data for tensor in self.tensors]
 
-    def put_back(self) -> str:
-        """Give tensors the memory again that they had; what has happened to them, '' if nothing has."""
-        if [*map(_place, self.tensors)] == self._places:
+    def restore(self) -> str:
+        """Give tensors their former memory back; return what happened to them, '' if nothing did."""
+        if [*map(_position, self.tensors)] == self._positions:
             return ""
-        for tensor, place, before in zip(self.tensors, self._places, self._before, strict=True):
-            if _place(tensor) != place:
+        for tensor, position, before in zip(self.tensors, self._positions, self._before, strict=True):
+            if _position(tensor) != position:
                 tensor.data = before
         return "in its forward a parameter or buffer gets other memory"
 
 
-def _place(tensor: torch.Tensor) -> Any:
+def _position(tensor: torch.Tensor) -> Any:
     return tensor.data_ptr(), tensor.shape, tensor.stride()
 
 
 def _equal_with_nan(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors hold the same, not-a-number included."""
+    """Return whether two tensors hold the same values, NaN included."""
     return bool(((one == other) | (one.isnan() & other.isnan())).all())

@@ -1,8 +1,8 @@
-"""A stage as a worker runs it: forward on what arrived, and the graph that is kept for its backward.
+"""Stage state: a stage as a worker runs it, and the graph that is retained for its backward.
 
-What arrives becomes leaves of the stage's own graph. The contents of an output are not kept for the backward, only its
-place in the graph. An input that the stage writes to is copied first, since others may read the same memory; which
-inputs those are shows in the first forward.
+Inputs become leaves of the stage's own graph. The contents of an output are not retained for the backward, only its
+edge in the graph. An input that the stage writes to is copied first, since others may read the same memory; the first
+forward shows which inputs those are.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _TAKES_EDGES = "GradientEdge" in str(inspect.signature(torch.autograd.backward))
 
 
 def graph_edge(tensor: torch.Tensor) -> Any:
-    """Where a backward can begin: without the contents, where this version of torch can."""
+    """Return where a backward can start: without the contents, if this version of torch supports that."""
     return edge_of(tensor) if _TAKES_EDGES else tensor
 
 
@@ -40,10 +40,10 @@ class MicrobatchGraph:
     """What the backward of a stage on one micro-batch needs."""
 
     leaves: dict[tuple[str, int], torch.Tensor] = field(default_factory=dict)  # by port and reader
-    edges: dict[str, Any] = field(default_factory=dict)  # places of outputs in the graph
-    root: Any = None  # place of the loss, where it follows this stage
+    edges: dict[str, Any] = field(default_factory=dict)  # graph edges of outputs
+    root: Any = None  # graph edge of the loss, if it follows this stage
     root_like: torch.Tensor | None = None
-    given: list[Any] | None = None  # to run the forward again
+    given: list[Any] | None = None  # inputs, to run the forward again
 
 
 class LiveStage:
@@ -57,29 +57,29 @@ class LiveStage:
         self.written: set[str] | None = None  # inputs that it writes; None: not known yet
         self.snapshot = ModuleState(module)
 
-    def follow(self, training: Iterable[bool], trained: Iterable[bool]) -> None:
-        """Take over training flags and frozen parameters."""
-        self.buffers.written = self.written = None  # in another mode it may write to others
+    def apply_state(self, training: Iterable[bool], trained: Iterable[bool]) -> None:
+        """Apply training flags and frozen parameters."""
+        self.buffers.written = self.written = None  # in another mode it may write others
         for module, flag in zip(self.modules, training, strict=True):
             module.training = flag
         self.trained = list(trained)
 
     def freeze(self) -> None:
-        """Before a step: parameters are trained or frozen as was said last."""
+        """Freeze the parameters as last set, before a step."""
         for parameter, flag in zip(self.parameters, self.trained, strict=True):
             parameter.requires_grad_(flag)
 
     def set_shares(self, shares: list[Any]) -> None:
-        """The factors of reductions over samples, for one micro-batch."""
-        held = getattr(self.module, "shares", None)
-        if isinstance(held, list):
-            held[:] = shares
+        """Set the factors of reductions over samples, for one micro-batch."""
+        shares_list = getattr(self.module, "shares", None)
+        if isinstance(shares_list, list):
+            shares_list[:] = shares
 
     # ── forward ────────────────────────────────────────────────────────────────────────────────────────────────
-    def forward(self, given: list[Any], kept: MicrobatchGraph) -> dict[str, Any]:
-        """Run it on values of its input ports, in order; its outputs by port, with their place in `kept`."""
+    def forward(self, given: list[Any], graph: MicrobatchGraph) -> dict[str, Any]:
+        """Run it on values of its input ports, in order; return its outputs by port, with their edges in `graph`."""
         entered = [
-            self._enter(port.name, value, kept) for port, value in zip(self.interface.inputs, given, strict=True)
+            self._enter(port.name, value, graph) for port, value in zip(self.interface.inputs, given, strict=True)
         ]
         versions = [_version(value) for value in entered]
         made = dict(name_outputs(self.interface, self.module(*entered)))
@@ -87,23 +87,23 @@ class LiveStage:
             _version(value) != version for value, version in zip(entered, versions, strict=True)
         ):
             self._note_written(entered, versions)
-        # Without gradients there is no graph, but a view of a parameter still says that it wants one.
+        # Without gradients there is no graph, but a view of a parameter still has requires_grad.
         for name, value in made.items() if torch.is_grad_enabled() else ():
             if isinstance(value, torch.Tensor) and value.requires_grad:
-                kept.edges[name] = graph_edge(value)
+                graph.edges[name] = graph_edge(value)
         return made
 
-    def _enter(self, name: str, value: Any, kept: MicrobatchGraph) -> Any:
+    def _enter(self, name: str, value: Any, graph: MicrobatchGraph) -> Any:
         if not isinstance(value, torch.Tensor):
             return value
         fresh = value.detach()
         if fresh.is_inference() or self.written is None or name in self.written:
-            # In inference mode, too, an ordinary copy: nobody counts what is written to another one.
+            # An ordinary copy in inference mode, too: inference tensors have no version counter.
             with torch.inference_mode(False):
                 fresh = fresh.clone()
         if not value.requires_grad or not torch.is_grad_enabled():
             return fresh
-        leaf = kept.leaves[name, self.number] = fresh.requires_grad_()
+        leaf = graph.leaves[name, self.number] = fresh.requires_grad_()
         return InputBoundary.apply(leaf)
 
     def _note_written(self, entered: list[Any], versions: list[int]) -> None:
@@ -120,12 +120,12 @@ class LiveStage:
             raise Refusal(f"stage {self.number} writes to {', '.join(found)} in some calls only")
         self.written = found
 
-    # ── what it must not change, and what must be put back ─────────────────────────────────────────────────────
+    # ── side effects ──────────────────────────────────────────────────────────────────────────────────────────────
     def check(self, saved: list[tuple[int, torch.Tensor]]) -> None:
-        """After a step: learn which buffers it writes; raises Refusal where it has changed anything else."""
+        """Learn which buffers a step writes; raise Refusal if it has changed anything else."""
         if self.buffers.written is None:
             self.buffers.written = {at for at, _ in self.buffers.find_written(saved)}
-        self.set_shares([1.0] * len(getattr(self.module, "shares", ())))  # as it came
+        self.set_shares([1.0] * len(getattr(self.module, "shares", ())))  # as installed
         changed = self.snapshot.find_change()
         if changed:
             self.snapshot.take()
@@ -134,15 +134,15 @@ class LiveStage:
 
 @contextmanager
 def save_nothing() -> Iterator[None]:
-    """A forward whose graph says what depends on what, and keeps no tensors: it will be run again."""
+    """Run a forward whose graph retains no tensors: it will be recomputed."""
 
     def lost(_: Any) -> Any:
-        raise RuntimeError("this forward was to be run again before its backward")
+        raise RuntimeError("this forward must be recomputed before its backward")
 
     with saved_tensors_hooks(lambda _: None, lost):
         yield
 
 
 def _version(value: Any) -> int:
-    """How often a tensor was written to; in inference mode nobody counts."""
+    """Return the version counter of a tensor; 0 in inference mode, which does not count."""
     return 0 if not isinstance(value, torch.Tensor) or value.is_inference() else int(value._version)

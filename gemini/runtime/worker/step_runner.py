@@ -1,11 +1,11 @@
-"""Running a step in a worker: one task after the other, each as soon as what it needs is there.
+"""Step runner: runs the tasks of a worker in one step, each as soon as its inputs have arrived.
 
-    F   leaves ─► stage ─► outputs, sent at once ─► [loss]
-    B   gradients of outputs ─► autograd ─► gradients of inputs, sent at once ─► weight gradients
+    F   leaves ─► stage ─► outputs, sent immediately ─► [loss]
+    B   gradients of outputs ─► autograd ─► gradients of inputs, sent immediately ─► weight gradients
     I   the same without the weight gradients, which wait for W
 
-A backward action leaves weight gradients in the store and sends what an earlier stage waits for before it computes
-them, so a whole backward is I and W in one, too.
+A backward leaves weight gradients in the store and sends what an earlier stage waits for before it computes them, so a
+whole backward is I and W in one, too.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from gemini.step.lower_program import LOSS, TAIL, Task
 
 
 class StageRaised(Exception):
-    """The code of a stage, or of the loss, raised."""
+    """User code of a stage, or of the loss, raised."""
 
     def __init__(self, error: BaseException, task: Task, stage: LiveStage, what: str = "") -> None:
         super().__init__(error)
@@ -46,13 +46,13 @@ class StageRaised(Exception):
 
 
 class StepBackup(NamedTuple):
-    """How things were before a step: buffers, and memory for gradients that was free."""
+    """The state before a step: buffers, and the gradient buffers to free."""
 
     buffers: list[tuple[LiveStage, list[tuple[int, torch.Tensor]]]]
     gradients: GradientBuffers
 
     def restore(self) -> None:
-        """Put them back."""
+        """Restore it."""
         for stage, saved in self.buffers:
             stage.buffers.restore(saved)
         self.gradients.discard()
@@ -65,64 +65,66 @@ class StepRunner:
         self.plan, self.request, self.peers = plan, request, peers
         self.program: InstalledProgram = plan.program
         self.device = control.transport.device
-        self.arrivals = ValueMailbox(plan.local_readers)
+        self.mailbox = ValueMailbox(plan.local_readers)
         self.inputs = MicrobatchInputs(request.inputs, request.numbers, request.tensors, request.sizes)
         self.operands = MicrobatchInputs(request.operands, [], request.tensors, request.sizes)
         self.gradients = GradientBuffers(control, plan.places)
-        self.kept: dict[tuple[int, int], MicrobatchGraph] = {}
-        self.left: dict[tuple[int, int], deque[DelayedGrad]] = {}  # weight gradients, by stage and micro-batch
-        self.given: dict[tuple[str, int], dict[int, torch.Tensor | None]] = {}  # gradients of inputs, by port and stage
+        self.graphs: dict[tuple[int, int], MicrobatchGraph] = {}
+        self.delayed: dict[
+            tuple[int, int], deque[DelayedGrad]
+        ] = {}  # delayed weight gradients, by stage and micro-batch
+        self.input_gradients: dict[tuple[str, int], dict[int, torch.Tensor | None]] = {}  # by port and stage
         self.outputs: dict[str, dict[int, Any]] = {name: {} for name in request.keep}
         self.root: torch.Tensor | None = None
         self.saved: dict[int, list[tuple[int, torch.Tensor]]] = {}  # buffers of each stage
         self.trace: list[tuple[str, int, int, float, float]] = []
-        self.draws: dict[int, SlicedRandomOps] = {}
-        self.drawn: dict[int, bytes] = {}  # states of the generator after a stage has drawn
-        *region, self.switches = request.region
+        self.sliced_rng: dict[int, SlicedRandomOps] = {}
+        self.rng_states: dict[int, bytes] = {}  # generator states after a stage
+        *region, self.flags = request.region
         self.region = Region(*region)
         self.records = self.region.grad and plan.is_training
 
     # ── the step ───────────────────────────────────────────────────────────────────────────────────────────────
     def run(self) -> Stepped:
-        """Carry all tasks out; whatever is raised, `undo` puts everything back."""
+        """Carry out all tasks; whatever is raised, `undo` restores the state."""
         if self.request.generator:
             set_state(self.request.generator, self.device)
-        self.peers.begin(self.request.step, self.arrivals.take)
+        self.peers.begin(self.request.step, self.mailbox.take)
         self.saved = {number: stage.buffers.save() for number, stage in self.plan.stages.items()}
         for task in self.plan.tasks:
             if task.kind == FORWARD:
                 self._forward(task)
             elif task.kind == WEIGHT_GRADIENT:
-                self._weights(task)
+                self._weight_gradients(task)
             elif task.kind == TAIL:
                 run_tail(self, task)
             else:
                 self._backward(task)
-            self.peers.give_back()
+            self.peers.release_slabs()
         for number, stage in self.plan.stages.items():
             stage.check(self.saved[number])
         return self._report()
 
     def before(self) -> StepBackup:
-        """What is needed to undo the step; nothing of what was computed in it."""
+        """Return what is needed to undo the step, without anything computed in it."""
         return StepBackup([(self.plan.stages[at], saved) for at, saved in self.saved.items()], self.gradients)
 
     def undo(self) -> None:
-        """Everything as it was before the step."""
+        """Restore the state before the step."""
         self.before().restore()
         for parameter in self.program.parameters:
             parameter.grad = None
-        self.kept.clear()
-        self.left.clear()
+        self.graphs.clear()
+        self.delayed.clear()
 
-    def _await(self, ready: Any, task: Task) -> float:
-        """Wait until something is there; the time when it is."""
+    def wait_until(self, ready: Any, task: Task) -> float:
+        """Wait until a condition holds; return the time when it does."""
         begin = time.perf_counter()
-        self.peers.hear(0)
+        self.peers.receive(0)
         if ready():
             return begin
         while not ready():
-            self.peers.hear()
+            self.peers.receive()
         end = time.perf_counter()
         self.trace.append(("wait", task.stage, task.mid, begin, end))
         return end
@@ -131,54 +133,55 @@ class StepRunner:
     def _forward(self, task: Task) -> None:
         stage, mid = self.plan.stages[task.stage], task.mid
         ports = [port for port in stage.interface.inputs if port.source is not None]
-        values = self.arrivals.values
-        begin = self._await(
-            lambda: all((port.name, mid) in values for port in ports) and self._has_state(task.stage), task
+        values = self.mailbox.values
+        begin = self.wait_until(
+            lambda: all((port.name, mid) in values for port in ports) and self.has_state(task.stage), task
         )
         given = [
-            self.inputs.piece(port.name, mid) if port.source is None else self.arrivals.pop(port.name, mid)
+            self.inputs.piece(port.name, mid) if port.source is None else self.mailbox.pop(port.name, mid)
             for port in stage.interface.inputs
         ]
-        kept = MicrobatchGraph()
+        graph = MicrobatchGraph()
         again = self.records and task.stage in self.program.recompute and not task.has_loss
-        made = self._run_stage(task, stage, given, kept, saves=not again)
-        self._hand_on(task, made)
+        made = self.run_stage(task, stage, given, graph, saves=not again)
+        self._distribute(task, made)
         if task.has_loss:
-            self._loss(task, stage, made, kept)
+            self._loss(task, stage, made, graph)
         if again:
-            kept.given, kept.edges, kept.leaves = given, dict.fromkeys(kept.edges), {}
+            graph.given, graph.edges, graph.leaves = given, dict.fromkeys(graph.edges), {}
         if task.stage in self.plan.frozen:
-            if kept.edges:
+            if graph.edges:
                 raise Refusal(f"stage {task.stage} has no backward in the plan, and gradients should pass it")
         elif self.records:
-            self.kept[task.stage, mid] = kept
+            self.graphs[task.stage, mid] = graph
         self.trace.append(("F", task.stage, mid, begin, time.perf_counter()))
 
-    def _run_stage(
-        self, task: Task, stage: LiveStage, given: list[Any], kept: MicrobatchGraph, saves: bool
+    def run_stage(
+        self, task: Task, stage: LiveStage, given: list[Any], graph: MicrobatchGraph, saves: bool
     ) -> dict[str, Any]:
+        """Run the forward of a stage on one micro-batch; `saves`: retain its graph."""
         if self.request.shares:
             stage.set_shares(self.request.shares[task.mid])
-        if self.program.once and self.program.once[task.stage]:  # written once a step, not once a micro-batch
+        if self.program.once and self.program.once[task.stage]:  # written once per step, not per micro-batch
             once = self.program.once[task.stage]
             stage.buffers.restore([(at, before) for at, before in self.saved[task.stage] if at in once])
         with ExitStack() as stack:
             self.region.enter(stack, Region.current())
             if self.records:
-                stack.enter_context(STORE.in_use())
+                stack.enter_context(STORE.activate())
                 if not saves:
                     stack.enter_context(save_nothing())
             try:
-                if self._draws_of(task.stage):
-                    return self._drawing(task, stage, given, kept)
-                return stage.forward(given, kept)
+                if self._random_ops(task.stage):
+                    return self._forward_with_rng(task, stage, given, graph)
+                return stage.forward(given, graph)
             except (Refusal, RandomOpsDiffer, StepAborted):
                 raise
             except BaseException as error:
                 raise StageRaised(error, task, stage) from error
 
-    def _hand_on(self, task: Task, made: dict[str, Any]) -> None:
-        """Send outputs, give them to readers here, and keep those that may be fetched."""
+    def _distribute(self, task: Task, made: dict[str, Any]) -> None:
+        """Send outputs, store them for local readers, and retain those that may be fetched."""
         for peer, names in task.sends:
             values = [made[name] for name in names]
             tensors = [value if isinstance(value, torch.Tensor) else None for value in values]
@@ -194,63 +197,65 @@ class StepRunner:
                 value = plain.requires_grad_() if value.requires_grad else plain
             elif name in self.outputs:
                 self.outputs[name][task.mid] = value
-            self.arrivals.put(name, task.mid, value)
+            self.mailbox.put(name, task.mid, value)
         for peer in task.state_to:
             self._send_state(peer, task.stage)
 
     # ── random numbers ─────────────────────────────────────────────────────────────────────────────────────────
-    def _draws_of(self, stage: int) -> Any:
+    def _random_ops(self, stage: int) -> Any:
         return self.program.draws[stage] if self.program.draws else ()
 
-    def _has_state(self, stage: int) -> bool:
-        """Whether the generator's state has come, where a stage must wait for it."""
+    def has_state(self, stage: int) -> bool:
+        """Return whether the generator state has arrived, if a stage must wait for it."""
         drawing = self.program.drawing
-        if stage not in drawing or stage == drawing[0] or stage in self.draws:
+        if stage not in drawing or stage == drawing[0] or stage in self.sliced_rng:
             return True
-        return stage in self.arrivals.states
+        return stage in self.mailbox.states
 
-    def _drawing(self, task: Task, stage: LiveStage, given: list[Any], kept: MicrobatchGraph) -> dict[str, Any]:
-        """A forward that draws: for the whole batch the first time, from where the stage before has left off."""
-        first = task.stage not in self.draws
+    def _forward_with_rng(
+        self, task: Task, stage: LiveStage, given: list[Any], graph: MicrobatchGraph
+    ) -> dict[str, Any]:
+        """Run a forward that draws random numbers: for the whole batch the first time, from the last stage's state."""
+        first = task.stage not in self.sliced_rng
         if first:
-            state = self.arrivals.states.get(task.stage, self.request.generator)
+            state = self.mailbox.states.get(task.stage, self.request.generator)
             if state:
                 set_state(state, self.device)
-            self.draws[task.stage] = SlicedRandomOps(self._draws_of(task.stage), self.inputs.total)
+            self.sliced_rng[task.stage] = SlicedRandomOps(self._random_ops(task.stage), self.inputs.total)
         where = self.inputs.starts[task.mid], self.inputs.sizes[task.mid]
-        with self.draws[task.stage].piece(*((0, self.inputs.total) if task.kind == TAIL else where)):
-            made = stage.forward(given, kept)
+        with self.sliced_rng[task.stage].micro_batch(*((0, self.inputs.total) if task.kind == TAIL else where)):
+            made = stage.forward(given, graph)
         if first:
-            self.drawn[task.stage] = get_state(self.device)
+            self.rng_states[task.stage] = get_state(self.device)
         return made
 
     def _send_state(self, peer: int, stage: int) -> None:
         following = self.program.drawing[self.program.drawing.index(stage) + 1]
         if peer == self.plan.place:
-            self.arrivals.states[following] = self.drawn[stage]
+            self.mailbox.states[following] = self.rng_states[stage]
         else:
-            self.peers.send(peer, PeerMessage(self.request.step, "state", following, [], self.drawn[stage], []))
+            self.peers.send(peer, PeerMessage(self.request.step, "state", following, [], self.rng_states[stage], []))
 
     # ── the loss ───────────────────────────────────────────────────────────────────────────────────────────────
-    def _loss(self, task: Task, stage: LiveStage, made: dict[str, Any], kept: MicrobatchGraph) -> None:
+    def _loss(self, task: Task, stage: LiveStage, made: dict[str, Any], graph: MicrobatchGraph) -> None:
         loss = self.plan.loss
         read = loss.reads()
         others = {number: name for number, name in loss.ports.items() if number in read and name not in made}
-        self._await(lambda: all((name, task.mid) in self.arrivals.values for name in others.values()), task)
+        self.wait_until(lambda: all((name, task.mid) in self.mailbox.values for name in others.values()), task)
         values = {number: made[name] for number, name in loss.ports.items() if name in made and number in read}
         leaves: dict[str, Any] = {}
         for number, name in others.items():
             if name not in leaves:
-                leaves[name] = self._leaf(self.arrivals.pop(name, task.mid), name, kept)
+                leaves[name] = self.make_leaf(self.mailbox.pop(name, task.mid), name, graph)
             values[number] = leaves[name]
-        self._taped(task, stage, values, kept)
+        self.run_loss_tape(task, stage, values, graph)
 
-    def _taped(self, task: Task, stage: LiveStage, values: dict[int, Any], kept: MicrobatchGraph) -> None:
-        """Run the tape on values of the model's outputs; its root is where the backward begins."""
+    def run_loss_tape(self, task: Task, stage: LiveStage, values: dict[int, Any], graph: MicrobatchGraph) -> None:
+        """Run the tape on outputs of the model; its root is where the backward begins."""
         loss = self.plan.loss
         for number in {op.writes for op in loss.ops if op.writes in values}:
-            values[number] = values[number].clone()  # the model's output stays as it is for others
-        with torch.set_grad_enabled(self.records), STORE.in_use():
+            values[number] = values[number].clone()  # other readers need the model's output unchanged
+        with torch.set_grad_enabled(self.records), STORE.activate():
             for number in loss.operands:
                 values[number] = self._operand(number, task.mid)
             shares = {at: each[task.mid] for at, each in self.request.op_shares.items()}
@@ -261,73 +266,75 @@ class StepRunner:
         root = values[loss.root]
         self.root = root.detach().clone() if self.root is None else self.root + root.detach()
         if self.records and root.requires_grad:
-            kept.root, kept.root_like = graph_edge(root), root.detach()
+            graph.root, graph.root_like = graph_edge(root), root.detach()
         for number in loss.keep:
             self.outputs.setdefault(f"#{number}", {})[task.mid] = values[number].detach()
 
-    def _leaf(self, value: Any, name: str, kept: MicrobatchGraph) -> Any:
+    def make_leaf(self, value: Any, name: str, graph: MicrobatchGraph) -> Any:
+        """Return a leaf for a value that the loss reads, if it requires a gradient."""
         if isinstance(value, torch.Tensor) and value.requires_grad and self.records:
-            leaf = kept.leaves[name, LOSS] = value.detach().requires_grad_()
+            leaf = graph.leaves[name, LOSS] = value.detach().requires_grad_()
             return leaf
         return value
 
     def _operand(self, number: int, mid: int) -> Any:
-        """An operand; one that wants a gradient, a parameter say, gathers it itself over all micro-batches."""
+        """Return an operand; one that requires a gradient, such as a parameter, accumulates it over micro-batches."""
         return self.operands.part(number, mid)
 
     # ── backward ───────────────────────────────────────────────────────────────────────────────────────────────
-    def _expected(self, task: Task, name: str) -> tuple[int, ...]:
-        """The readers whose gradients come from afar: the loss of this stage is in its own graph."""
+    def _remote_readers(self, task: Task, name: str) -> tuple[int, ...]:
+        """Return the readers whose gradients arrive as messages: the loss of this stage is in its own graph."""
         readers = self.plan.readers[name].stages
         own = task.stage == self.plan.loss_stage and self.plan.tail is None
-        here = (*self.plan.frozen, *((LOSS,) if own else ()))
-        return tuple(one for one in readers if one not in here)
+        local = (*self.plan.frozen, *((LOSS,) if own else ()))
+        return tuple(one for one in readers if one not in local)
 
     def _backward(self, task: Task) -> None:
         stage, mid = self.plan.stages[task.stage], task.mid
-        kept = self.kept.pop((task.stage, mid))
-        awaited = [(name, self._expected(task, name)) for name in kept.edges]
-        arrivals = self.arrivals
-        begin = self._await(lambda: all(arrivals.has_gradients(name, mid, who) for name, who in awaited), task)
-        if kept.given is not None:
-            self._run_again(task, stage, kept)
-        roots = [(kept.edges[name], arrivals.pop_gradient(name, mid)) for name, _ in awaited]
+        graph = self.graphs.pop((task.stage, mid))
+        awaited = [(name, self._remote_readers(task, name)) for name in graph.edges]
+        mailbox = self.mailbox
+        begin = self.wait_until(lambda: all(mailbox.has_gradients(name, mid, who) for name, who in awaited), task)
+        if graph.given is not None:
+            self._recompute(task, stage, graph)
+        roots = [(graph.edges[name], mailbox.pop_gradient(name, mid)) for name, _ in awaited]
         roots = [root for root in roots if root[1] is not None]
-        if kept.root is not None:
-            roots.insert(0, (kept.root, torch.ones_like(kept.root_like)))
+        if graph.root is not None:
+            roots.insert(0, (graph.root, torch.ones_like(graph.root_like)))
         letter = LETTERS[task.kind]
         queue: deque[DelayedGrad] = ImmediateQueue(self.gradients) if letter == "B" and not task.sends else deque()
         if roots:
-            self._run_backward(task, stage, roots, queue)
-        self._send_gradients(task, kept)
+            self.run_backward(task, stage, roots, queue)
+        self._send_gradients(task, graph)
         if letter == "B":
             run_delayed(queue, self.gradients)
         else:
-            self.left[task.stage, mid] = queue
+            self.delayed[task.stage, mid] = queue
         self.gradients.adopt(stage.parameters)
         self.trace.append((letter, task.stage, mid, begin, time.perf_counter()))
 
-    def _run_backward(self, task: Task, stage: LiveStage, roots: list[Any], queue: deque[DelayedGrad]) -> None:
-        drawn = self.draws.get(task.stage) if task.kind != TAIL or self.plan.tail.stage is not None else None
+    def run_backward(self, task: Task, stage: LiveStage, roots: list[Any], queue: deque[DelayedGrad]) -> None:
+        """Run autograd from the roots; weight gradients go to `queue`."""
+        drawn = self.sliced_rng.get(task.stage) if task.kind != TAIL or self.plan.tail.stage is not None else None
         try:
-            with STORE.collecting(queue), drawn.again() if drawn is not None else nullcontext():
+            with STORE.collect_into(queue), drawn.recompute() if drawn is not None else nullcontext():
                 accumulate([edge for edge, _ in roots], [gradient for _, gradient in roots])
         except RandomOpsDiffer:
             raise
         except BaseException as error:
             raise StageRaised(error, task, stage) from error
 
-    def _run_again(self, task: Task, stage: LiveStage, kept: MicrobatchGraph) -> None:
-        """The forward once more, this time with its graph; buffers have been written the first time."""
-        given, kept.given = kept.given or [], None
+    def _recompute(self, task: Task, stage: LiveStage, graph: MicrobatchGraph) -> None:
+        """Run the forward again, with its graph; buffers were written the first time."""
+        given, graph.given = graph.given or [], None
         saved = stage.buffers.save()
-        kept.edges = {}
-        self._run_stage(task, stage, given, kept, saves=True)
+        graph.edges = {}
+        self.run_stage(task, stage, given, graph, saves=True)
         stage.buffers.restore(saved)
 
-    def _send_gradients(self, task: Task, kept: MicrobatchGraph) -> None:
+    def _send_gradients(self, task: Task, graph: MicrobatchGraph) -> None:
         parts: dict[str, list[tuple[int, torch.Tensor | None]]] = {}
-        for (name, reader), leaf in kept.leaves.items():
+        for (name, reader), leaf in graph.leaves.items():
             parts.setdefault(name, []).append((reader, leaf.grad))
         sent: set[str] = set()
         for peer, names in task.sends:
@@ -341,14 +348,14 @@ class StepRunner:
                 continue
             for reader, grad in each:
                 if self.plan.readers[name].source is None:
-                    self.given.setdefault((name, reader), {})[task.mid] = grad
+                    self.input_gradients.setdefault((name, reader), {})[task.mid] = grad
                 else:
-                    self.arrivals.put_gradient(name, task.mid, reader, grad)
+                    self.mailbox.put_gradient(name, task.mid, reader, grad)
 
-    def _weights(self, task: Task) -> None:
+    def _weight_gradients(self, task: Task) -> None:
         begin = time.perf_counter()
-        self.peers.hear(0)
-        run_delayed(self.left.pop((task.stage, task.mid)), self.gradients)
+        self.peers.receive(0)
+        run_delayed(self.delayed.pop((task.stage, task.mid)), self.gradients)
         self.trace.append(("W", task.stage, task.mid, begin, time.perf_counter()))
 
     # ── the end ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -359,25 +366,25 @@ class StepRunner:
             for number, (tensor, _) in self.operands.whole.items()
             if tensor.requires_grad and id(tensor) not in numbers
         ]
-        self.gradients.adopt(self.program.parameters)  # also of those that only the loss uses
+        self.gradients.adopt(self.program.parameters)  # including those that only the loss uses
         loose = [p for p in self.program.parameters if p.grad is not None and p.grad.layout is not torch.strided]
         tensors: list[Any] = [parameter.grad for parameter in loose]
-        lent = self.gradients.hand_over()
+        shared = self.gradients.hand_over()
         for parameter in loose:
             parameter.grad = None
         if self.root is not None:
             tensors.append(self.root)
-        given = [key for key, parts in self.given.items() if any(part is not None for part in parts.values())]
-        tensors += [self.inputs.gathered(name, self.given[name, stage]) for name, stage in given]
-        grown = [(number, leaf.grad) for number, leaf in leaves if leaf.grad is not None]
-        tensors += [grad for _, grad in grown]
+        given = [key for key, parts in self.input_gradients.items() if any(part is not None for part in parts.values())]
+        tensors += [self.inputs.join_gradients(name, self.input_gradients[name, stage]) for name, stage in given]
+        operand_gradients = [(number, leaf.grad) for number, leaf in leaves if leaf.grad is not None]
+        tensors += [grad for _, grad in operand_gradients]
         drawing = self.program.drawing
         gradients = [
-            (numbers[id(one.parameter)], latest.get(id(one.parameter), 0), (one.line, one.header)) for one in lent
+            (numbers[id(one.parameter)], latest.get(id(one.parameter), 0), (one.device, one.header)) for one in shared
         ]
         return Stepped(
             self.request.number, *self.plan.layout(gradients, self.request.layout),
             [numbers[id(parameter)] for parameter in loose], self.root is not None, given,
-            [number for number, _ in grown],
-            self.drawn.get(drawing[-1], b"") if drawing else b"", marshal.dumps(self.trace), tensors,
+            [number for number, _ in operand_gradients],
+            self.rng_states.get(drawing[-1], b"") if drawing else b"", marshal.dumps(self.trace), tensors,
         )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Serving steps: the requests of the executor, carried out in a worker's process."""
+"""Step server: carries out the requests of pipelined steps in a worker."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from gemini.step.lower_program import TAIL
 
 
 class StepServer:
-    """The executor's side of a worker."""
+    """The pipelined side of a worker."""
 
     def __init__(self, control: Link) -> None:
         self.control = control
@@ -49,23 +49,23 @@ class StepServer:
         self.programs: dict[int, InstalledProgram] = {}
         self.plans: dict[int, WorkerPlan] = {}
         self.outputs: dict[int, dict[str, dict[int, Any]]] = {}  # by step
-        self.last: tuple[int, StepBackup] | None = None  # a step that may yet have to be undone
+        self.last: tuple[int, StepBackup] | None = None  # the last step, which may still be undone
         split_backward_ops.install()
-        trim()  # what calls of whole batches have left behind is more than micro-batches will need
+        trim()  # calls of whole batches leave more idle memory than micro-batches need
         control.transport.trim()
         control.transport.device.rest()
         keep_freed_memory()
 
     def next(self) -> tuple[Any, list[int]] | None:
-        """A request that came in the middle of a step."""
+        """Return a request that arrived during a step."""
         return self.peers.postponed.popleft() if self.peers.postponed else None
 
-    def carry_out(self, request: Any, descriptors: list[int]) -> Any:
-        """The reply to a request of the executor."""
+    def execute(self, request: Any, descriptors: list[int]) -> Any:
+        """Return the reply to a request."""
         if isinstance(request, Step):
             return self._step(request)
         if isinstance(request, AbortStep):
-            return self._abandon(request)
+            return self._abort(request)
         if isinstance(request, Fetch):
             return self._fetch(request)
         if isinstance(request, Connect):
@@ -73,25 +73,25 @@ class StepServer:
             link.set_device(self.control.transport.device)
             self.peers.add(request.peer, link)
         elif isinstance(request, Sources):
-            with stub_modules(request.lent):
+            with stub_modules(request.user_objects):
                 for path, text in request.texts.items():
                     load_module(text, path)
         elif isinstance(request, Stages):
-            self.programs[request.program] = InstalledProgram(request, self.control.homes)
-            self._know()
+            self.programs[request.program] = InstalledProgram(request, self.control.shared_tensors)
+            self._register_parameters()
         elif isinstance(request, Tasks):
             self.plans[request.key] = WorkerPlan(request, self.programs[request.program])
         elif isinstance(request, RetirePrograms):
             self._retire(request.programs)
         return Done(request.number)
 
-    def _know(self) -> None:
-        STORE.know([parameter for one in self.programs.values() for parameter in one.parameters])
+    def _register_parameters(self) -> None:
+        STORE.set_parameters([parameter for one in self.programs.values() for parameter in one.parameters])
 
     def _retire(self, programs: list[int]) -> None:
         gone = [self.programs.pop(number) for number in programs if number in self.programs]
         self.plans = {key: plan for key, plan in self.plans.items() if plan.program not in gone}
-        self._know()
+        self._register_parameters()
 
     # ── a step ─────────────────────────────────────────────────────────────────────────────────────────────────
     def _step(self, request: Step) -> Any:
@@ -99,24 +99,24 @@ class StepServer:
             self.outputs.pop(step, None)
         self.last = None
         plan = self.plans[request.key]
-        plan.program.follow(request.state)
+        plan.program.apply_state(request.state)
         torch_flags.apply_flags(request.region[-1])
-        HOST_RNG.have_been_made()
+        HOST_RNG.was_used()
         run = StepRunner(plan, request, self.peers, self.control)
         try:
             reply = self._run(run)
         except StepAborted:
             run.undo()
-            self._answer_abandon()
+            self._acknowledge_abort()
             return Refused(request.number, ABORTED)
         except StageRaised as raised:
             run.undo()
-            self._answer_abandon()  # which may have come at the same time
+            self._acknowledge_abort()  # which may have arrived at the same time
             device, classes = self.control.transport.device, self.control.classes
-            return build_raised(request.number, raised, _place_of(raised), device, classes)
+            return build_raised(request.number, raised, _describe_place(raised), device, classes)
         except BaseException:
             run.undo()
-            self._answer_abandon()
+            self._acknowledge_abort()
             raise
         self.last = request.step, run.before()
         if run.outputs:
@@ -125,17 +125,17 @@ class StepServer:
 
     def _run(self, run: StepRunner) -> Stepped:
         reply = run.run()
-        if HOST_RNG.have_been_made():
-            raise HostRngUsed("it draws from Python's or NumPy's random numbers")
+        if HOST_RNG.was_used():
+            raise HostRngUsed("it uses Python's or NumPy's random numbers")
         return reply
 
-    def _answer_abandon(self) -> None:
-        abandon, self.peers.abandon = self.peers.abandon, None
-        if abandon is not None:
-            self.control.send(Done(abandon.number))
+    def _acknowledge_abort(self) -> None:
+        abort, self.peers.abort = self.peers.abort, None
+        if abort is not None:
+            self.control.send(Done(abort.number))
 
-    def _abandon(self, request: AbortStep) -> Done:
-        """Another worker has failed after this one was done."""
+    def _abort(self, request: AbortStep) -> Done:
+        """Undo a step that has failed in another worker after this one was done."""
         if self.last is not None and self.last[0] == request.step:
             self.last[1].restore()
             self.outputs.pop(request.step, None)
@@ -150,8 +150,8 @@ class StepServer:
         return Fetched(request.number, mids, found if request.how == PARTS else [combine_parts(found, request.how)])
 
 
-def _place_of(raised: StageRaised) -> str:
-    """Where code raised, in words: stage, micro-batch, module, and the generated line."""
+def _describe_place(raised: StageRaised) -> str:
+    """Describe where code raised: stage, micro-batch, module, and the generated line."""
     task = raised.task
     what = "forward" if task.kind == FORWARD else "the end" if task.kind == TAIL else "backward"
     where = "all samples" if task.kind == TAIL else f"micro-batch {task.mid}"

@@ -1,9 +1,9 @@
-"""Running the tail of a step in a worker: the end of the model and the loss, on all samples at once.
+"""Whole-batch stage: the end of the model and the loss, on all samples at once.
 
-    values of all micro-batches ─► whole values ─► [stage] ─► loss ─► backward ─► gradients, cut and handed back
+    values of all micro-batches ─► whole values ─► [stage] ─► loss ─► backward ─► gradients, cut and sent back
 
-Its weight gradients are computed at once; gradients of what it has read go to the stages that made it, one message a
-micro-batch, and their backward begins.
+Its weight gradients are computed immediately; gradients of its inputs go to the stages that produced them, one message
+per micro-batch, and their backward begins.
 """
 
 from __future__ import annotations
@@ -29,34 +29,37 @@ Cut = dict[str, list[torch.Tensor | None]]
 def run_tail(run: StepRunner, task: Task) -> None:
     """Run it, forward and backward."""
     names = [name for name, one in run.plan.readers.items() if LOSS in one.stages]
-    mids, values = range(len(run.request.sizes)), run.arrivals.values
+    mids, values = range(len(run.request.sizes)), run.mailbox.values
     stage = None if run.plan.tail.stage is None else run.plan.stages[task.stage]
-    begin = run._await(
+    begin = run.wait_until(
         lambda: (
             all((name, mid) in values for name in names for mid in mids)
-            and (stage is None or run._has_state(task.stage))
+            and (stage is None or run.has_state(task.stage))
         ),
         task,
     )
-    whole = {name: _whole(run, name) for name in names}
-    kept = MicrobatchGraph()
+    whole = {name: _join_value(run, name) for name in names}
+    graph = MicrobatchGraph()
     made: dict[str, Any] = {}
     if stage is not None:
-        given = [_given(run, port.name) if port.source is None else whole[port.name] for port in stage.interface.inputs]
-        made = run._run_stage(task, stage, given, kept, saves=True)
+        given = [
+            _whole_argument(run, port.name) if port.source is None else whole[port.name]
+            for port in stage.interface.inputs
+        ]
+        made = run.run_stage(task, stage, given, graph, saves=True)
         for name, value in made.items():
             if name in run.outputs:
                 run.outputs[name][0] = value.detach() if isinstance(value, torch.Tensor) else value
     if run.plan.loss is not None:
-        _follow_with_loss(run, task, whole | made, made, kept)
+        _run_loss(run, task, whole | made, made, graph)
     if run.records:
-        _go_back(run, task, kept, whole)
+        _backward_of_tail(run, task, graph, whole)
     run.trace.append(("T", task.stage, 0, begin, time.perf_counter()))
 
 
-def _whole(run: StepRunner, name: str) -> Any:
-    """A value of all micro-batches; it has a gradient where one of the parts has."""
-    parts = [run.arrivals.pop(name, mid) for mid in range(len(run.request.sizes))]
+def _join_value(run: StepRunner, name: str) -> Any:
+    """Return a value of all micro-batches; it requires a gradient if one of the parts does."""
+    parts = [run.mailbox.pop(name, mid) for mid in range(len(run.request.sizes))]
     plain = [part.detach() if isinstance(part, torch.Tensor) else part for part in parts]
     found = join_parts(run.plan.tail.joins[name], plain)
     if isinstance(found, torch.Tensor) and any(part.requires_grad for part in parts):
@@ -64,16 +67,16 @@ def _whole(run: StepRunner, name: str) -> Any:
     return found
 
 
-def _given(run: StepRunner, name: str) -> Any:
-    """What came with the call, for all samples: of numbers, that of the whole batch follows those of micro-batches."""
+def _whole_argument(run: StepRunner, name: str) -> Any:
+    """Return an argument for all samples: plain values of the whole batch follow those of the micro-batches."""
     if name in run.inputs.numbers:
         return run.inputs.numbers[name][len(run.request.sizes)]
     tensor = run.inputs.whole[name][0]
     return tensor.detach().requires_grad_(tensor.requires_grad)
 
 
-def _follow_with_loss(
-    run: StepRunner, task: Task, values: dict[str, Any], made: dict[str, Any], kept: MicrobatchGraph
+def _run_loss(
+    run: StepRunner, task: Task, values: dict[str, Any], made: dict[str, Any], graph: MicrobatchGraph
 ) -> None:
     loss = run.plan.loss
     read, leaves, found = loss.reads(), dict[str, Any](), dict[int, Any]()
@@ -81,20 +84,22 @@ def _follow_with_loss(
         if number not in read:
             continue
         if name not in made and name not in leaves:
-            leaves[name] = run._leaf(values[name], name, kept)
+            leaves[name] = run.make_leaf(values[name], name, graph)
         found[number] = made[name] if name in made else leaves[name]
-    run._taped(task, run.plan.stages[task.stage], found, kept)
+    run.run_loss_tape(task, run.plan.stages[task.stage], found, graph)
 
 
-def _go_back(run: StepRunner, task: Task, kept: MicrobatchGraph, whole: dict[str, Any]) -> None:
-    """Backward of loss and tail; every value that was read gets a gradient, or is told that it has none."""
+def _backward_of_tail(run: StepRunner, task: Task, graph: MicrobatchGraph, whole: dict[str, Any]) -> None:
+    """Run the backward of loss and tail; every value that was read gets a gradient, or None."""
     stage = run.plan.stages[task.stage]
-    if kept.root is not None:
-        run._run_backward(task, stage, [(kept.root, torch.ones_like(kept.root_like))], ImmediateQueue(run.gradients))
+    if graph.root is not None:
+        run.run_backward(task, stage, [(graph.root, torch.ones_like(graph.root_like))], ImmediateQueue(run.gradients))
     found: dict[str, torch.Tensor | None] = {}
-    for (name, reader), leaf in sorted(kept.leaves.items(), key=lambda item: item[0][1] != LOSS):  # the last one first
+    for (name, reader), leaf in sorted(
+        graph.leaves.items(), key=lambda item: item[0][1] != LOSS
+    ):  # the last reader first
         if run.plan.readers[name].source is None:
-            run.given[name, reader] = _of_call(run, name, leaf.grad)
+            run.input_gradients[name, reader] = _split_argument_gradient(run, name, leaf.grad)
         elif leaf.grad is not None:
             had = found.get(name)
             found[name] = leaf.grad if had is None else had + leaf.grad
@@ -102,19 +107,21 @@ def _go_back(run: StepRunner, task: Task, kept: MicrobatchGraph, whole: dict[str
     learning = [name for name, value in whole.items() if isinstance(value, torch.Tensor) and value.requires_grad]
     parts: Cut = {name: split_gradient(joins[name], found.get(name), sizes) for name in learning}
     for mid in range(len(sizes)):
-        _hand_back(run, task, mid, {name: each[mid] for name, each in parts.items()})
+        _send_gradients(run, task, mid, {name: each[mid] for name, each in parts.items()})
     run.gradients.adopt(stage.parameters)
 
 
-def _of_call(run: StepRunner, name: str, gradient: torch.Tensor | None) -> dict[int, torch.Tensor | None]:
-    """The gradient of an argument, by micro-batch, as stages give theirs."""
+def _split_argument_gradient(
+    run: StepRunner, name: str, gradient: torch.Tensor | None
+) -> dict[int, torch.Tensor | None]:
+    """Return the gradient of an argument by micro-batch, as stages return theirs."""
     kind = run.inputs.whole[name][1]
     if gradient is None or not isinstance(kind, Shard):
         return {0: gradient}
     return dict(enumerate(split_gradient(kind, gradient, run.request.sizes)))
 
 
-def _hand_back(run: StepRunner, task: Task, mid: int, gradients: dict[str, torch.Tensor | None]) -> None:
+def _send_gradients(run: StepRunner, task: Task, mid: int, gradients: dict[str, torch.Tensor | None]) -> None:
     sent: set[str] = set()
     for peer, names in task.sends:
         mine = [name for name in names if name in gradients]
@@ -123,4 +130,4 @@ def _hand_back(run: StepRunner, task: Task, mid: int, gradients: dict[str, torch
             keys, tensors = [(name, LOSS) for name in mine], [gradients[name] for name in mine]
             run.peers.send(peer, PeerMessage(run.request.step, "gradient", mid, keys, b"", tensors))
     for name in gradients.keys() - sent:
-        run.arrivals.put_gradient(name, mid, LOSS, gradients[name])
+        run.mailbox.put_gradient(name, mid, LOSS, gradients[name])

@@ -1,13 +1,12 @@
-"""The process of a worker: started by the controller, does what it is asked, ends with it.
+"""Worker process: started by the controller, answers its requests, ends with it.
 
     python -m gemini.runtime.worker.worker_process CONNECTION STACKS PARENT
 
-It ends when the connection closes or the controller dies, whatever way (the kernel is asked to see to that), and leaves
-Ctrl-C to the controller. The stacks of its threads go to the descriptor STACKS when it crashes and on SIGUSR1: the
-controller reads them there.
+It ends when the connection closes or the controller dies (PDEATHSIG), and leaves Ctrl-C to the controller. The stacks
+of its threads go to the descriptor STACKS when it crashes and on SIGUSR1; the controller reads them there.
 
-A request is answered by what it asks for; by `Raised`, when the unit's own code raises; or by `Refused`, with
-everything as before, when it is ours that fails.
+A request is answered by its result; by `Raised`, if user code raises; or by `Refused`, with the state as before, if
+Gemini's own code fails.
 """
 
 from __future__ import annotations
@@ -28,14 +27,14 @@ _PR_SET_PDEATHSIG = 1
 
 
 def bind_to_parent(parent: int) -> None:
-    """Die when the parent does."""
+    """Make the kernel kill this process when the parent dies."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it died before we asked
+    if os.getppid() != parent:  # it has died already
         os._exit(1)
 
 
 def main() -> None:
-    """Serve until told to stop."""
+    """Serve until stopped."""
     connection, stacks, parent = (int(one) for one in sys.argv[1:4])
     configure_process(stacks, parent)
     from gemini.runtime.transport.channel import Channel
@@ -45,7 +44,7 @@ def main() -> None:
 
 
 def configure_process(stacks: int, parent: int) -> None:
-    """Be a worker's process: end with the parent, leave Ctrl-C to the controller, and show stacks when asked."""
+    """Set up a worker process: end with the parent, ignore Ctrl-C, and dump stacks on request."""
     bind_to_parent(parent)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN if number == signal.SIGINT else signal.SIG_DFL)
@@ -54,19 +53,19 @@ def configure_process(stacks: int, parent: int) -> None:
 
 
 def serve(make: Callable[[], Server], stacks: int = 2) -> NoReturn:
-    """Serve until told to stop, or until the controller is gone; a failure of ours is written to `stacks`."""
+    """Serve until stopped or until the controller is gone; an internal failure is written to `stacks`."""
     from gemini.runtime.transport.channel import ChannelClosed
 
     server = None
     try:
-        server = make()  # kept to the end: torn down, it would complain of its open socket
+        server = make()  # referenced to the end: its destructor would warn about the open socket
         server.serve()
     except ChannelClosed:
         pass
     except BaseException:
         os.write(stacks, traceback.format_exc().encode())
         os._exit(1)
-    os._exit(0)  # nothing of the user's is to be torn down here
+    os._exit(0)  # skips destructors of user objects
 
 
 class Server:
@@ -81,17 +80,17 @@ class Server:
         from gemini.runtime.worker.output_relay import OutputRelay
         from gemini.runtime.worker.side_effect_check import Refusal
 
-        # An import in a function costs microseconds each time; at the top of this file it would come too early.
+        # An import in a method costs microseconds per call; at the top of this file it would run before the setup.
         self.protocol, self.closed, self.unreadable = protocol, ChannelClosed, UnreadableMessage
-        self.refusal, self.unit_raised, self.build_raised = Refusal, ModuleRaised, build_raised
+        self.refusal, self.module_raised, self.build_raised = Refusal, ModuleRaised, build_raised
         self.link = link
-        self.calls = ModuleServer(link.classes)
+        self.modules = ModuleServer(link.classes)
         self.relay = OutputRelay(link)
         self.peak = PeakMemory()
-        self.steps: Any = None  # the executor's part, made when it is first asked for
+        self.steps: Any = None  # the step server, created on first use
 
     def serve(self) -> None:
-        """Greet, then answer until Stop."""
+        """Send Ready, then answer until Stop."""
         import torch
 
         from gemini.runtime.devices.registry import create_device
@@ -106,7 +105,7 @@ class Server:
         device = create_device(hello.device, hello.back_end)
         device.prepare()
         self.link.set_device(device)
-        self.calls.device = device
+        self.modules.device = device
         self.link.send(self.protocol.Ready(hello.secret, os.getpid()))
         while True:
             request, descriptors = (self.steps and self.steps.next()) or self.link.receive()
@@ -114,17 +113,17 @@ class Server:
                 self._flush()
                 return
             if isinstance(request, preload):
-                self.calls.is_settled = False
+                self.modules.are_flags_set = False
                 _import(request.names)
                 continue
             if isinstance(request, drop):
-                self.calls.drop(request.calls)
+                self.modules.drop(request.calls)
                 continue
             self._reply(request, self._answer(request, descriptors))
-            del request  # its tensors are the controller's slabs
+            del request  # its tensors hold slabs of the controller
 
     def _reply(self, request: Any, reply: Any) -> None:
-        """Send a reply; one that cannot cross is taken back."""
+        """Send a reply; undo the request if it cannot be sent."""
         self._flush()
         try:
             self.link.send(reply)
@@ -132,53 +131,55 @@ class Server:
             raise
         except BaseException as error:
             if isinstance(reply, self.protocol.Raised):
-                self.link.send(reply._replace(exception=_plainly(reply.exception), chain=reply.chain[:1]))
+                self.link.send(reply._replace(exception=_simplify(reply.exception), chain=reply.chain[:1]))
                 return
             if isinstance(request, self.protocol.Forward):
-                self.calls.undo(request.unit, request.number)
-            self.link.send(_refused(request, error))
+                self.modules.undo(request.module, request.number)
+            self.link.send(_build_refused(request, error))
 
     def _flush(self) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
-        self.relay.deliver()
+        self.relay.flush()
 
     def _answer(self, request: Any, descriptors: list[int]) -> Any:
         try:
-            return self._carry_out(request, descriptors) or self.protocol.Done(request.number)
-        except self.unit_raised as raised:
-            return self.build_raised(request.number, raised, raised.scope, self.calls.device, self.link.classes)
+            return self._execute(request, descriptors) or self.protocol.Done(request.number)
+        except self.module_raised as raised:
+            return self.build_raised(request.number, raised, raised.scope, self.modules.device, self.link.classes)
         except self.refusal as refusal:
             return self.protocol.Refused(request.number, str(refusal))
         except BaseException as error:
             if isinstance(request, self.protocol.Forward):
-                self.calls.undo(request.unit, request.number)
-            return _refused(request, error)
+                self.modules.undo(request.module, request.number)
+            return _build_refused(request, error)
 
-    def _carry_out(self, request: Any, descriptors: list[int]) -> Any:
+    def _execute(self, request: Any, descriptors: list[int]) -> Any:
         if isinstance(request, self.protocol.Forward):
             if request.dropped:
-                self.calls.drop(request.dropped)
-            return self.calls.forward(request)
-        self.calls.is_settled = False
+                self.modules.drop(request.dropped)
+            return self.modules.forward(request)
+        self.modules.are_flags_set = False
         if isinstance(request, self.protocol.Backward):
-            self.calls.drop(request.dropped)
-            return self.calls.backward(request)
+            self.modules.drop(request.dropped)
+            return self.modules.backward(request)
         if isinstance(request, self.unreadable):
             raise TypeError(request.reason)
         if type(request).__module__ == "gemini.runtime.step_messages":
-            return self._carry_out_step(request, descriptors)
+            return self._execute_step_request(request, descriptors)
         if isinstance(request, self.protocol.MapTensors):
             self.peak.settle()
-            segment = self.calls.device.open(request.size, request.shared, tuple(descriptors))
-            self.link.homes.update(enumerate([home.open(segment) for home in request.homes], request.first))
+            segment = self.modules.device.open(request.size, request.shared, tuple(descriptors))
+            self.link.shared_tensors.update(
+                enumerate([layout.open(segment) for layout in request.layouts], request.first)
+            )
             return None
         if isinstance(request, self.protocol.InstallModules):
-            return self.calls.install(request.units)
+            return self.modules.install(request.modules)
         if isinstance(request, self.protocol.Forget):
-            self.calls.forget(request.units)
-            for number in request.homes:
-                self.link.homes.pop(number, None)
+            self.modules.forget(request.modules)
+            for number in request.tensors:
+                self.link.shared_tensors.pop(number, None)
             return None
         if isinstance(request, self.protocol.DescribeClasses):
             from gemini.guards.monkeypatches import describe_classes
@@ -192,22 +193,22 @@ class Server:
             return self.peak.begin() if request.begins else self.protocol.MeasuredPeak(request.number, self.peak.mb())
         raise TypeError(f"unknown request {type(request).__name__}")
 
-    def _carry_out_step(self, request: Any, descriptors: list[int]) -> Any:
+    def _execute_step_request(self, request: Any, descriptors: list[int]) -> Any:
         if self.steps is None:
             from gemini.runtime.worker.step_server import StepServer
 
             self.steps = StepServer(self.link)
-        return self.steps.carry_out(request, descriptors)
+        return self.steps.execute(request, descriptors)
 
 
 def _import(names: list[str]) -> None:
     for name in names:
-        with contextlib.suppress(Exception):  # whoever needs it will say what is wrong
+        with contextlib.suppress(Exception):  # the code that needs it reports the error
             importlib.import_module(name)
 
 
-def _refused(request: Any, error: BaseException) -> Any:
-    """A reply that says what went wrong on our side."""
+def _build_refused(request: Any, error: BaseException) -> Any:
+    """Return a reply that describes an internal failure."""
     from gemini.runtime.exception_transfer import safe_text
     from gemini.runtime.protocol import Refused
     from gemini.runtime.transport.tensor_header import UnsendableTensor
@@ -217,7 +218,7 @@ def _refused(request: Any, error: BaseException) -> Any:
     return Refused(request.number, f"{reason:.300}\n{trace}", is_fault=not isinstance(error, UnsendableTensor))
 
 
-def _plainly(sent: Any) -> Any:
+def _simplify(sent: Any) -> Any:
     from gemini.runtime.exception_transfer import rebuild, to_builtin
 
     return to_builtin(rebuild(sent))

@@ -1,9 +1,9 @@
-"""Call guards: all guards of one model, in the order in which they are checked before a call.
+"""Guard set: all guards of one model, in the order in which they are checked before a call.
 
     active modes         something observes every op, or torch itself is patched
     library patches      the script has replaced a function or attribute of a library that the model uses
     parameter hooks      hooks on several parameters draw random numbers
-    external reads       the model's code reads values of the script, which have changed (pipelined steps only)
+    external reads       the model's code reads values of the script that have changed (pipelined steps only)
 
 `ModelVersion` and `ModuleState` guard what the model itself consists of; they belong to a plan, or to the copy of a
 module in a worker.
@@ -14,13 +14,13 @@ from __future__ import annotations
 from torch import nn
 
 from gemini.guards.active_modes import ActiveModes
-from gemini.guards.base import Guard
+from gemini.guards.base import ChangeGuard
 from gemini.guards.globals_and_closures import ExternalReads
 from gemini.guards.monkeypatches import LibraryPatches
 from gemini.guards.parameter_hooks import ParameterHooks
 
 
-class CallGuards(Guard):
+class GuardSet(ChangeGuard):
     """The guards of one model."""
 
     def __init__(self, model: nn.Module) -> None:
@@ -28,7 +28,7 @@ class CallGuards(Guard):
         self.patches = LibraryPatches(model)
         self._modes, self._hooks = ActiveModes(), ParameterHooks()
         self._classes = {*map(type, model.modules())}
-        self._every_call: list[Guard] = [self._modes, self.patches, self._hooks]
+        self._every_call: list[ChangeGuard] = [self._modes, self.patches, self._hooks]
 
     def check(self, module: nn.Module) -> str | None:
         """Return why a call has to run in this process, or None."""
