@@ -1,10 +1,10 @@
-"""Kept graphs: a captured graph is used again where the model, its code and the call are the same.
+"""Graph cache: a captured graph is reused where the model, its code and the call are the same.
 
-Capture compares graph and model on several batches, which takes as long as a few training steps. A graph that passed
-is kept in the cache, under a key of all that it depends on: the files of the model's classes and of what they import,
-the state of all its modules, the call, and versions. Before it is used again it is compared with the model once more,
-on this very batch: what comes forward, and the way back that torch has noted. So a global of the program that the code
-reads, a switch of its command line, may be another one. Whatever is not certain is captured anew.
+Capture compares graph and model on several batches, which takes as long as a few training steps. A verified graph is
+stored under a key of everything that it depends on: the source files of the model's classes and of their imports, the
+state of all modules, the call, and versions. A reused graph is compared with the model once more, on the current batch:
+outputs, buffers and the autograd graph. So a global that the code reads (an option of the script) may have changed.
+Where anything is uncertain, the model is captured again.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from gemini.snapshot.model_state import ModelSnapshot
 _LIMIT = 64  # entries
 _GRAPH = "graph.json"
 _PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.device)
-_KNOWN = frozenset({*sys.stdlib_module_names, "torch", "numpy", "builtins"})  # fixed by their versions
+_VERSIONED = frozenset({*sys.stdlib_module_names, "torch", "numpy", "builtins"})  # identified by their versions
 
 
 def load_or_capture(  # noqa: PLR0917
@@ -77,8 +77,8 @@ def _key(
     settings: dict[str, Any],
     options: CaptureOptions,
 ) -> str | None:
-    """A text that differs where the graph might; None where that cannot be told."""
-    code = _code(model)
+    """Return a key that differs where the graph might; None where that cannot be determined."""
+    code = _hash_sources(model)
     if code is None or has_hooks(model):
         return None
     modules = dict(model.named_modules())
@@ -100,14 +100,14 @@ def _key(
     return hash_facts(facts)
 
 
-def _code(model: nn.Module) -> list[tuple[str, str]] | None:
-    """The files that define the model, and those they import, with a hash each; None if one has no file."""
-    waiting = sorted({cls.__module__ for module in model.modules() for cls in type(module).__mro__})
-    waiting += ["gemini.capture.driver", "gemini.capture.tracer"]  # whoever changes capture gets fresh graphs
+def _hash_sources(model: nn.Module) -> list[tuple[str, str]] | None:
+    """Return the modules that define the model and their imports, with hashes; None if one has no file."""
+    queue = sorted({cls.__module__ for module in model.modules() for cls in type(module).__mro__})
+    queue += ["gemini.capture.driver", "gemini.capture.tracer"]  # a change of capture invalidates every entry
     found: dict[str, str] = {}
-    while waiting:
-        name = waiting.pop()
-        if name in found or name.partition(".")[0] in _KNOWN:
+    while queue:
+        name = queue.pop()
+        if name in found or name.partition(".")[0] in _VERSIONED:
             continue
         module = sys.modules.get(name)
         file = getattr(module, "__file__", None)
@@ -117,12 +117,12 @@ def _code(model: nn.Module) -> list[tuple[str, str]] | None:
             found[name] = ""
         if not found[name]:
             return None
-        waiting += _imported(module)
+        queue += _imported_modules(module)
     return sorted(found.items())
 
 
-def _imported(module: Any) -> Iterator[str]:
-    """The modules that a module's functions, classes and modules come from."""
+def _imported_modules(module: Any) -> Iterator[str]:
+    """Yield the modules of the functions, classes and modules in a namespace."""
     for value in list(vars(module).values()):
         if isinstance(value, types.ModuleType) and getattr(value, "__file__", None):
             yield value.__name__
@@ -132,7 +132,7 @@ def _imported(module: Any) -> Iterator[str]:
             yield value.__module__
 
 
-# ── using again ────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── entries ────────────────────────────────────────────────────────────────────────────────────────────────────────
 def _load(place: Path, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Graph | None:
     try:
         graph = attach_model(load_graph(place / _GRAPH), model)
@@ -149,15 +149,15 @@ def _load(place: Path, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str
 
 
 def _agrees(graph: Graph, model: nn.Module, call: ModelCall) -> bool:
-    """Whether graph and model give the same on a batch; leaves everything as it was."""
+    """Return whether graph and model have equal results on a batch; nothing is left changed."""
     state = ModelSnapshot(model, watch=True)
     try:
-        with state.watching():
+        with state.watch_writes():
             args, kwargs = call.arguments()
-            expected = _look(model, model(*args, **kwargs), (args, kwargs))
+            expected = _observe(model, model(*args, **kwargs), (args, kwargs))
             state.restore()
             args, kwargs = call.arguments()
-            found = _look(model, graph.execute(args, kwargs), (args, kwargs))
+            found = _observe(model, graph.execute(args, kwargs), (args, kwargs))
     except (GuardBroken, NodeFailed):
         return False
     finally:
@@ -168,7 +168,7 @@ def _agrees(graph: Graph, model: nn.Module, call: ModelCall) -> bool:
     return same and not any(tensor_difference(a, b) for a, b in zip(expected[2], found[2], strict=True))
 
 
-def _look(model: nn.Module, output: Any, arguments: Any) -> tuple[str, str, list[torch.Tensor]]:
+def _observe(model: nn.Module, output: Any, arguments: Any) -> tuple[str, str, list[torch.Tensor]]:
     outputs = [tensor for _, tensor in tensors(output)]
     back = autograd_graph_text(model, outputs, [tensor for _, tensor in tensors(arguments)])
     made = [tensor.detach() for tensor in outputs]
@@ -177,7 +177,7 @@ def _look(model: nn.Module, output: Any, arguments: Any) -> tuple[str, str, list
 
 
 def _store(graph: Graph, place: Path) -> None:
-    """Put a graph into the cache; that it cannot be written is no error."""
+    """Store a graph; that it cannot be written is no error."""
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=place.parent, prefix=".", ignore_cleanup_errors=True) as scratch:

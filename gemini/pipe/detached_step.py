@@ -1,13 +1,13 @@
-"""The detached step: every value that crosses between stages is copied, as if it had gone through a wire.
+"""Detached step: every value that crosses between stages is copied, as between workers, in one process.
 
-Forward, a stage gets copies without history. Backward runs stage by stage in reverse: a stage is given the gradients
-of what it sent, and what arrives at its own inputs is sent back. It is what workers do, in one process.
+Forward, a stage receives copies without autograd history. Backward runs stage by stage in reverse: a stage receives the
+gradients of its outputs, and sends those of its inputs back.
 
     forward    stage 0 ──copy──► stage 1 ──copy──► stage 2 ──copy──► loss
     backward   stage 0 ◄──grad── stage 1 ◄──grad── stage 2 ◄──grad──
 
-Numbers equal the eager run bit by bit, so sums must be taken in its order: last reader first. The gradient of a value
-that several stages read therefore goes through its readers from the last to the first, each adding its own; so does the
+Results equal the eager run bit by bit, so gradients must be summed in its order: last reader first. The gradient of a
+value that several stages read passes through its readers from the last to the first, each adding its part; so does the
 gradient of a parameter that several stages use, whose hooks run once, on the sum.
 """
 
@@ -29,28 +29,28 @@ if TYPE_CHECKING:
 
 
 class DetachedResult(NamedTuple):
-    """What a step gave: the model's output, and the loss where one was computed."""
+    """The output of a step, and its loss where one was computed."""
 
     output: Any
     loss: torch.Tensor | None
 
 
 def copy_tensor(tensor: torch.Tensor) -> torch.Tensor:
-    """The same contents at the same strides in memory of its own, without history."""
+    """Return a copy with the same strides, in its own memory, without autograd history."""
     with torch.no_grad():
         plain = tensor.detach()
         made = plain.clone()
         if plain.layout is not torch.strided or made.stride() == plain.stride() or not plain.numel():
             return made
-        # Expanded, overlapping or with gaps: take the span of memory it looks at, and look at the copy likewise.
+        # Expanded, overlapping or with gaps: copy the span of memory it covers, with the same strides.
         span = 1 + sum((size - 1) * stride for size, stride in zip(plain.shape, plain.stride(), strict=True))
         memory = plain.as_strided((span,), (1,), plain.storage_offset()).clone()
         empty = torch.empty(0, dtype=plain.dtype, device=plain.device)
         return empty.set_(memory.untyped_storage(), 0, plain.shape, plain.stride())
 
 
-class _Arrival(torch.autograd.Function):  # type: ignore[misc]
-    """The end of a wire: brings a copy of a value forward; backward, keeps the gradient for being sent back."""
+class _Receive(torch.autograd.Function):  # type: ignore[misc]
+    """Copies a received value in forward; in backward, stores its gradient for the sender."""
 
     @staticmethod
     def forward(ctx: Any, _anchor: torch.Tensor, value: torch.Tensor, key: Any, inbox: dict[Any, Any]) -> torch.Tensor:
@@ -69,41 +69,41 @@ class DetachedStep:
     """One step over detached stages: `forward`, then `backward` of the loss."""
 
     def __init__(
-        self, wiring: ValueRoutes, stages: Sequence[nn.Module], model: nn.Module, bound: dict[str, Any]
+        self, routes: ValueRoutes, stages: Sequence[nn.Module], model: nn.Module, bound: dict[str, Any]
     ) -> None:
-        self.wiring, self.stages = wiring, tuple(stages)
-        self.caller = CallerSide(wiring, model, bound)
-        self.gradients: dict[Any, torch.Tensor] = {}  # by value; of all readers that are done
-        self.made: dict[str, Any] = {}  # what the call and the stages sent
-        self.got: list[dict[str, Any]] = []  # what each stage received
-        self.delivered: dict[Any, Any] = {}  # what the caller received
+        self.routes, self.stages = routes, tuple(stages)
+        self.caller = CallerSide(routes, model, bound)
+        self.gradients: dict[Any, torch.Tensor] = {}  # by value: the sum over the readers so far
+        self.sent: dict[str, Any] = {}  # values sent by the call and the stages
+        self.received: list[dict[str, Any]] = []  # values received per stage
+        self.delivered: dict[Any, Any] = {}  # values received by the caller
         self.passed: dict[Ref, torch.Tensor] = {}  # arguments that are part of the output
         self._anchor = torch.empty(0, requires_grad=True)
 
     # ── forward ────────────────────────────────────────────────────────────────────────────────────────────────
     def forward(self) -> Any:
-        """Run all stages; the output is a copy too, which takes part in autograd."""
-        self.made = {port.name: self.caller.read_port(port) for port in self.wiring.from_call}
-        for interface, stage in zip(self.wiring.interfaces, self.stages, strict=True):
-            got = {port.name: self._send(port.value, self.made[port.name]) for port in interface.inputs}
+        """Run all stages; the output is a copy too, attached to autograd."""
+        self.sent = {port.name: self.caller.read_port(port) for port in self.routes.from_call}
+        for interface, stage in zip(self.routes.interfaces, self.stages, strict=True):
+            got = {port.name: self._send(port.value, self.sent[port.name]) for port in interface.inputs}
             versions = {name: getattr(value, "_version", 0) for name, value in got.items()}
-            self.got.append(got)
-            self.made.update(name_outputs(interface, stage(*got.values())))
+            self.received.append(got)
+            self.sent.update(name_outputs(interface, stage(*got.values())))
             self._write_back(interface, got, versions)
-        return self.caller.output(lambda port: self._deliver(port.value, self.made[port.name]), self._pass_on)
+        return self.caller.output(lambda port: self._deliver(port.value, self.sent[port.name]), self._pass_on)
 
     def _send(self, key: Any, value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
             return copy.deepcopy(value)
         if value.requires_grad and torch.is_grad_enabled():
-            return _Arrival.apply(self._anchor, value.detach(), key, self.gradients)
+            return _Receive.apply(self._anchor, value.detach(), key, self.gradients)
         if torch.is_inference_mode_enabled():
-            with torch.inference_mode(False):  # or nobody would count what is written to it
+            with torch.inference_mode(False):  # so that its version counter counts writes
                 return copy_tensor(value)
         return copy_tensor(value)
 
     def _deliver(self, key: Any, value: Any) -> Any:
-        """Send a value to the caller: one copy, however often the output holds it."""
+        """Send a value to the caller: one copy, even if the output has it several times."""
         if key not in self.delivered:
             self.delivered[key] = self._send(key, value)
         return self.delivered[key]
@@ -115,29 +115,29 @@ class DetachedStep:
         return value
 
     def _write_back(self, interface: Interface, got: dict[str, Any], versions: dict[str, int]) -> None:
-        """Bring what the model wrote into its arguments to the caller."""
+        """Copy writes of the model to its arguments back to the caller."""
         for port in interface.inputs:
             if port.source is None and getattr(got[port.name], "_version", 0) != versions[port.name]:
                 with torch.no_grad():
-                    self.made[port.name].copy_(got[port.name])
+                    self.sent[port.name].copy_(got[port.name])
 
     # ── backward ───────────────────────────────────────────────────────────────────────────────────────────────
     def backward(self, loss: torch.Tensor) -> None:
-        """Run the loss's backward, then that of the stages in reverse, with the gradients that arrive."""
+        """Run the backward of the loss, then that of the stages in reverse."""
         with TiedGradients(self.stages) as shared:
             loss.backward()
             for at in reversed(range(len(self.stages))):
-                self._backward_of(self.wiring.interfaces[at], self.got.pop(), shared)
-        arguments = {port.value: self.made[port.name] for port in self.wiring.from_call if isinstance(port.value, Ref)}
+                self._backward_of(self.routes.interfaces[at], self.received.pop(), shared)
+        arguments = {port.value: self.sent[port.name] for port in self.routes.from_call if isinstance(port.value, Ref)}
         arguments.update(self.passed)
         found = [(value, self.gradients.get(ref)) for ref, value in arguments.items()]
         _run_backward([(value, gradient) for value, gradient in found if gradient is not None])
 
     def _backward_of(self, interface: Interface, got: dict[str, Any], shared: TiedGradients) -> None:
-        roots = [self._root(port, self.made.pop(port.name)) for port in interface.outputs]
+        roots = [self._root(port, self.sent.pop(port.name)) for port in interface.outputs]
         live = [root for root in roots if root is not None]
         if not live:
-            return  # nothing that this stage made matters to the loss
+            return  # the loss does not depend on this stage
         later = [self._root(port, got[port.name]) for port in interface.inputs]
         live += [root for root in later if root is not None]
         _run_backward(live + shared.parts(interface.stage))

@@ -1,7 +1,7 @@
-"""Stages: generated text becomes live modules.
+"""Live stages: generated source becomes modules.
 
-The text is executed as a module of its own, known to `linecache` and `inspect`: a traceback through a stage shows
-the generated lines, and a debugger steps through them. Parameters and layers are the model's own objects.
+The source is executed as a separate module, registered with `linecache` and `inspect`: tracebacks show the generated
+lines, and a debugger steps through them. Parameters and layers are the objects of the model.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ _EVERY = frozenset(vars(nn.Module()))  # attributes that every module has
 
 
 def stage_file(stage: int) -> str:
-    """The name of a stage's file."""
+    """Return the file name of a stage."""
     return f"stage_{stage}.py"
 
 
 def load_module(source: str, path: str) -> ModuleType:
-    """Execute a generated file; `path` is where it is, or would be."""
+    """Execute a generated file; `path` is its actual or nominal location."""
     digest = hashlib.sha256(f"{path}\n{source}".encode()).hexdigest()[:12]
     module = ModuleType(f"gemini_stages_{digest}")
     module.__file__ = path
     linecache.cache[path] = (len(source), None, source.splitlines(keepends=True), path)
-    sys.modules[module.__name__] = module  # where inspect and typing look the module of a class up
+    sys.modules[module.__name__] = module  # inspect and typing look up the module of a class here
     try:
         exec(compile(source, path, "exec"), vars(module))
     except Exception as error:
@@ -47,7 +47,7 @@ def load_module(source: str, path: str) -> ModuleType:
 
 
 def make_stages(codes: Iterable[StageCode], model: nn.Module, where: str) -> list[nn.Module]:
-    """The live stages of a model; `where` is their folder, or names the model where they have none."""
+    """Return the live stages of a model; `where` is their folder, or a name of the model."""
     made = []
     for code in codes:
         path = f"{where}/{stage_file(code.interface.stage)}"
@@ -61,7 +61,7 @@ def make_stages(codes: Iterable[StageCode], model: nn.Module, where: str) -> lis
 
 
 def follow_modes(stages: Sequence[nn.Module], model: nn.Module) -> None:
-    """Let the frames of the stages be in training mode as the model is; its own modules keep their own modes."""
+    """Set the training mode of the generated modules to that of the model; modules of the model are not touched."""
     own = {id(module) for module in model.modules()}
     for stage in stages:
         for module in stage.modules():
@@ -70,17 +70,16 @@ def follow_modes(stages: Sequence[nn.Module], model: nn.Module) -> None:
 
 
 def named_tensors(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """All parameters and buffers, under all of their names."""
+    """Yield all parameters and buffers, under all of their names."""
     yield from module.named_parameters(remove_duplicate=False)
     yield from module.named_buffers(remove_duplicate=False)
 
 
 class StageTensors:
-    """What the frames of the stages hold themselves, each with the module of the model it belongs to.
+    """The tensors that generated modules hold themselves, each with the module of the model it belongs to.
 
-    Layers are the model's own objects and hold what they hold. But a parameter that the model registered on a module
-    which is cut is registered again by the stages that use it, and may be replaced in the model later; so may a buffer,
-    or a tensor in an attribute.
+    Layers are the objects of the model. But a parameter of a module that is cut is registered again by the stages that
+    use it, and the script may replace it in the model; so may a buffer, or a tensor in an attribute.
     """
 
     def __init__(self, stages: Sequence[nn.Module], model: nn.Module) -> None:
@@ -97,16 +96,16 @@ class StageTensors:
         ]
 
     def are_current(self) -> bool:
-        """Whether the model still holds the same."""
-        return not any(self._others())
+        """Return whether the model still has the same tensors."""
+        return not any(self._replaced())
 
     def follow(self) -> None:
-        """Hold what the model holds now, if it has anything of the name."""
-        for frame, key, now in self._others():
+        """Take over the current tensors of the model."""
+        for frame, key, now in self._replaced():
             frame[key] = frame[key] if now is None else now
 
-    def _others(self) -> Iterator[tuple[dict[str, Any], str, Any]]:
-        """Where the model holds something else: what the frame has, the name, what it is now."""
+    def _replaced(self) -> Iterator[tuple[dict[str, Any], str, Any]]:
+        """Yield the tensors that the model has replaced: table of the stage, name, current value."""
         for frame, module, kind, key in self.held:
             held = getattr(frame, kind)
             now = getattr(module, kind).get(key, held[key] if kind == "__dict__" else None)
@@ -115,7 +114,7 @@ class StageTensors:
 
 
 def check_complete(stages: Sequence[nn.Module], model: nn.Module) -> None:
-    """Raise GenerateError unless the stages together hold exactly the model's parameters and buffers, by name."""
+    """Raise GenerateError unless the stages together have exactly the parameters and buffers of the model, by name."""
     held = dict(named_tensors(model))
     found: dict[str, torch.Tensor] = {}
     faults = []
@@ -123,7 +122,7 @@ def check_complete(stages: Sequence[nn.Module], model: nn.Module) -> None:
         for name, tensor in named_tensors(stage):
             found[name] = tensor
             if held.get(name) is not tensor:
-                faults.append(f"{name} of stage {at} is not the model's")
+                faults.append(f"{name} of stage {at} is not that of the model")
     faults += [f"{name} is in no stage" for name in held if name not in found]
     if faults:
         listed = "\n".join(f"  - {fault}" for fault in faults[:8])

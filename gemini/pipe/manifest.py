@@ -1,12 +1,12 @@
-"""The manifest: what a folder of stages holds and how the stages fit together, for readers who have no model.
+"""Manifest: the contents of a stage folder and the interfaces of its stages, readable without the model.
 
-| key          | says                                                                                              |
+| key          | value                                                                                             |
 |--------------|---------------------------------------------------------------------------------------------------|
-| `made`       | provenance: model class, versions, partitioner, options, what the profile was measured on          |
+| `made`       | provenance: model class, versions, partitioner, options, device of the profile                    |
 | `values`     | every value that enters or leaves a stage: from, to, shape, dtype, gradient, batch dimension       |
-| `inputs`     | what comes with the call, by argument; `outputs`: what the stages give the caller                  |
+| `inputs`     | the arguments of the call; `outputs`: the values that the stages return to the caller             |
 | `stages`     | file, class, worker, names of inputs and outputs in order, parameters and buffers                  |
-| `links`      | who sends what to whom                                                                            |
+| `links`      | sender, receiver and values of every transfer                                                     |
 | `parameters`, `buffers` | name → stages; `tied` names are one tensor; `sync`: gradients of several stages are summed |
 | `files`      | file → SHA-256 of its contents; `hash` is that of the manifest without this key                    |
 """
@@ -35,17 +35,17 @@ GRAPH, ARRAYS, PROFILE, PARTITION = "graph.json", "graph.safetensors", "profile.
 
 
 def hash_content(content: bytes) -> str:
-    """The SHA-256 of a file's contents."""
+    """Return the SHA-256 of the contents of a file."""
     return hashlib.sha256(content).hexdigest()
 
 
 def make_manifest(piped: Piped, files: dict[str, bytes]) -> dict[str, Any]:
-    """The manifest of a partitioned model whose other files have these contents."""
+    """Return the manifest of a partitioned model with these other files."""
     data: dict[str, Any] = {
         "gemini pipe": FORMAT,
         "made": _provenance(piped),
         "inputs": {
-            ".".join(str(step[1]) for step in path): _called(piped, at) for at, path in piped.graph.inputs.items()
+            ".".join(str(step[1]) for step in path): _argument(piped, at) for at, path in piped.graph.inputs.items()
         },
         "outputs": [name for name, port in piped.routes.ports.items() if port.is_result],
         "values": {name: _value(port) for name, port in piped.routes.ports.items()},
@@ -59,7 +59,7 @@ def make_manifest(piped: Piped, files: dict[str, bytes]) -> dict[str, Any]:
 
 
 def hash_manifest(data: dict[str, Any]) -> str:
-    """The SHA-256 of a manifest without its own hash."""
+    """Return the SHA-256 of a manifest without its own hash."""
     body = {key: value for key, value in data.items() if key != "hash"}
     return hash_content(json.dumps(body, sort_keys=True).encode())
 
@@ -93,8 +93,8 @@ def _value(port: Port) -> dict[str, Any]:
     }
 
 
-def _called(piped: Piped, node: int) -> dict[str, Any]:
-    """An argument of the call: what it is, and which stages read it."""
+def _argument(piped: Piped, node: int) -> dict[str, Any]:
+    """Describe an argument of the call and the stages that read it."""
     meta = piped.graph.nodes[node].outputs["ret", ()]
     ports = [port for port in piped.routes.from_call if isinstance(port.value, Ref) and port.value.node == node]
     return {
@@ -134,27 +134,27 @@ def _tensors(piped: Piped, held: dict[str, torch.Tensor]) -> dict[str, Any]:
     names: dict[int, list[str]] = {}
     for name, tensor in held.items():
         names.setdefault(id(tensor), []).append(name)
-    homes = [{*code.parameters, *code.buffers} for code in piped.codes]
+    names_of_stage = [{*code.parameters, *code.buffers} for code in piped.codes]
     found: dict[str, Any] = {}
     for name, tensor in held.items():
-        alike = names[id(tensor)]
-        stages = [at for at, home in enumerate(homes) if name in home]
-        everywhere = {at for at, home in enumerate(homes) if home & set(alike)}
+        aliases = names[id(tensor)]
+        stages = [at for at, held in enumerate(names_of_stage) if name in held]
+        everywhere = {at for at, held in enumerate(names_of_stage) if held & set(aliases)}
         found[name] = {
             "stages": stages,
             "shape": list(tensor.shape),
             "dtype": str(tensor.dtype).removeprefix("torch."),
             "gradient": tensor.requires_grad,
         }
-        if len(alike) > 1:
-            found[name]["tied"] = alike
+        if len(aliases) > 1:
+            found[name]["tied"] = aliases
         if tensor.requires_grad and len(everywhere) > 1:
             found[name]["sync"] = sorted(everywhere)
     return found
 
 
 def parse_manifest(content: bytes, where: str) -> dict[str, Any]:
-    """A manifest that was read; raises ArtifactError where it is none of ours or was edited."""
+    """Parse a manifest; raises ArtifactError where it is no manifest or was edited."""
     again = "pipe the model again, or restore the file"
     try:
         data = json.loads(content)
@@ -164,5 +164,5 @@ def parse_manifest(content: bytes, where: str) -> dict[str, Any]:
         found = data.get("gemini pipe") if isinstance(data, dict) else type(data).__name__
         raise ArtifactError(f"{where} is not a manifest of format {FORMAT}: {found!r}\n    → {again}")
     if data.get("hash") != hash_manifest(data):
-        raise ArtifactError(f"{where} was edited: its hash is another\n    → {again}")
+        raise ArtifactError(f"{where} was edited: its hash does not match\n    → {again}")
     return data

@@ -1,8 +1,7 @@
-"""Piped: a model in stages, live in this process.
+"""Piped model: a model cut into stages that run in this process.
 
-It holds everything the flow made on the way (graph, profile, partition, generated text), and runs the stages in the
-model's place. The model keeps its identity: stages use its own parameters and layers, nothing is copied, so training
-the one trains the other, and state goes in and out under the original names.
+It holds graph, profile, partition and generated source, and runs the stages in place of the model. Stages use the
+parameters and layers of the model itself: training the one trains the other, and state keeps its original names.
 """
 
 from __future__ import annotations
@@ -63,15 +62,15 @@ class Piped:
         self.stage_tensors = StageTensors(self.stages, self.model)
         self.mutable_state = MutableState(self.graph, self.model)
 
-    # ── what the flow made ─────────────────────────────────────────────────────────────────────────────────────
+    # ── artifacts ────────────────────────────────────────────────────────────────────────────────────────────
     @property
     def interfaces(self) -> tuple[Interface, ...]:
-        """What enters and leaves each stage."""
+        """The inputs and outputs of each stage."""
         return tuple(code.interface for code in self.codes)
 
     @property
     def sources(self) -> dict[str, str]:
-        """The generated text by file name."""
+        """The generated source by file name."""
         return {stage_file(code.interface.stage): code.source for code in self.codes}
 
     @cached_property
@@ -83,17 +82,17 @@ class Piped:
 
     @property
     def fallbacks(self) -> int:
-        """How many calls ran the model itself because they did not fit."""
+        """The number of calls that fell back to the original model."""
         return self._fallbacks.reasons.total()
 
     @property
     def fallback_reasons(self) -> dict[str, int]:
-        """Why, and how often."""
+        """The number of fallbacks per reason."""
         return dict(self._fallbacks.reasons)
 
     # ── running ────────────────────────────────────────────────────────────────────────────────────────────────
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the stages one after another, in one autograd graph; the model itself if the call does not fit."""
+        """Run the stages in sequence, in one autograd graph; fall back to the model if the call does not match."""
 
         def run(bound: dict[str, Any]) -> Any:
             return self.routes.run(self.stages, self.model, bound)
@@ -107,11 +106,11 @@ class Piped:
         *,
         loss: Callable[[Any], torch.Tensor | None] | None = None,
     ) -> DetachedResult:
-        """One step, forward and backward, with copies instead of autograd between the stages.
+        """Run one step, forward and backward, with copies instead of autograd between the stages.
 
         `loss` makes a scalar of the model's output, or None for no backward; by default the output's own loss is
-        taken. Gradients are added to the parameters as `backward()` does. A call that does not fit takes the step
-        with the model itself.
+        taken. Gradients are added to the parameters as `backward()` does. A call that does not match falls
+        back to the model.
         """
         steps: list[DetachedStep] = []
 
@@ -135,67 +134,67 @@ class Piped:
 
     def _attempt(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], run: Run) -> Any:
         bound = bind(self.model, args, kwargs)
-        misfit = self.call_guard.find_mismatch(bound)
-        if misfit is None:
-            self._keep_current()
+        mismatch = self.call_guard.find_mismatch(bound)
+        if mismatch is None:
+            self._refresh_stages()
             before = Rollback(self.mutable_state, bound)
             try:
                 output = run(bound)
-                before.forget()
+                before.discard()
                 return output
             except Exception as error:
-                # What fails here fails in the model too, which then raises its own error; or it is right and runs.
-                misfit = mismatch_of_error(error)
+                # The model raises the same error itself, or runs where the stages are not valid.
+                mismatch = mismatch_of_error(error)
             before.undo()
-        return self._fall_back(forward, args, kwargs, misfit)
+        return self._fall_back(forward, args, kwargs, mismatch)
 
-    def _fall_back(self, forward: Callable[..., Any], args: Any, kwargs: Any, misfit: Mismatch) -> Any:
+    def _fall_back(self, forward: Callable[..., Any], args: Any, kwargs: Any, mismatch: Mismatch) -> Any:
         output = forward(*args, **kwargs)
-        self._fallbacks.count(misfit)
+        self._fallbacks.count(mismatch)
         return output
 
-    def _keep_current(self) -> None:
-        """Stages hold some tensors themselves: pick them again where the model has got others."""
+    def _refresh_stages(self) -> None:
+        """Rebuild the stages where the model has replaced tensors that they hold themselves."""
         if not self.stage_tensors.are_current():
             self._make_stages()
 
     def check(self, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None) -> CheckReport:
-        """Compare the sequential run and the detached step with the model itself; leaves everything as it was."""
+        """Compare the sequential run and the detached step with the model; nothing is left changed."""
         from gemini.pipe.stage_check import check_piped
 
         return check_piped(self, args, dict(kwargs or {}))
 
     # ── state ──────────────────────────────────────────────────────────────────────────────────────────────────
     def parameters(self) -> Iterator[nn.Parameter]:
-        """The model's parameters, in its order."""
+        """Yield the parameters of the model, in its order."""
         yield from self.model.parameters()
 
     def named_parameters(self, *, remove_duplicate: bool = True) -> Iterator[tuple[str, nn.Parameter]]:
-        """Its parameters under their original names: those of all stages together."""
+        """Yield the parameters of all stages under their original names."""
         yield from self.model.named_parameters(remove_duplicate=remove_duplicate)
 
     def named_buffers(self, *, remove_duplicate: bool = True) -> Iterator[tuple[str, torch.Tensor]]:
-        """Its buffers under their original names: those of all stages together."""
+        """Yield the buffers of all stages under their original names."""
         yield from self.model.named_buffers(remove_duplicate=remove_duplicate)
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of all stages together, which is the model's, as the model saves it."""
+        """Return the state of the model, which is that of all stages together."""
         return dict(self.model.state_dict())
 
     def load_state_dict(self, state: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """Load a state of the model, of this partition or of another."""
-        told = self.model.load_state_dict(state, strict=strict, assign=assign)
-        self._keep_current()
-        return told
+        """Load a state of the model, from any partition."""
+        result = self.model.load_state_dict(state, strict=strict, assign=assign)
+        self._refresh_stages()
+        return result
 
     def train(self, mode: bool = True) -> Piped:
-        """Put model and stages in training mode, or out of it."""
+        """Set the training mode of model and stages."""
         self.model.train(mode)
         follow_modes(self.stages, self.model)
         return self
 
     def eval(self) -> Piped:
-        """Put model and stages in evaluation mode."""
+        """Set model and stages to evaluation mode."""
         return self.train(False)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -214,9 +213,9 @@ class Piped:
 
     @staticmethod
     def load(folder: str | Path, model: nn.Module, *, regenerate: bool = False) -> Piped:
-        """Read what `save` wrote, for the model it was made of.
+        """Read a saved folder for its model.
 
-        Only unchanged files are executed. With `regenerate` the stages are generated anew from graph and partition,
+        Only unchanged files are executed. With `regenerate` the stages are generated again from graph and partition,
         and the folder is written again.
         """
         from gemini.pipe.stage_loader import load_piped
@@ -240,7 +239,7 @@ def build_piped(graph: Graph, profile: Profile, partition: Partition, shares: Ma
 
 
 def find_loss(output: Any) -> torch.Tensor:
-    """The loss in a model's output: the output itself, its `loss`, or the first of a tuple, if that is one number."""
+    """Return the loss in an output: the output, its `loss`, or the first of a tuple, whichever is a scalar."""
     first = output[0] if isinstance(output, (tuple, list)) and output else None
     named = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
     for value in (output, named, first):

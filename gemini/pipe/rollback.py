@@ -1,7 +1,7 @@
-"""Undo: what a run of the stages may change, saved cheaply, so that a run that did not fit leaves nothing behind.
+"""Rollback: a cheap snapshot of the state that a run of the stages may change.
 
-Buffers of modules that capture opened are only written by nodes of the graph: where no node writes, they are not
-copied. So for most models a snapshot is the states of the generators, and nothing more.
+Buffers of traced modules are written by nodes of the graph only: where no node writes, they are not copied. For most
+models the snapshot is the state of the generators, and nothing more.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from gemini.snapshot.rng_snapshot import GeneratorStates
 
 
 class MutableState:
-    """What the runs of one graph may change; found once."""
+    """The state that runs of one graph may change."""
 
     def __init__(self, graph: Graph, model: nn.Module) -> None:
-        self._room: list[torch.Tensor] = []
+        self._copies: list[torch.Tensor] = []
         written = {ref.node for node in graph.nodes for ref in node.mutates}
         self.inputs = bool(written) and bool(graph.inputs)
         glue = set(graph.validity.glue) if graph.validity is not None else set()
@@ -38,23 +38,23 @@ class MutableState:
         ]
 
     def tensors(self, bound: dict[str, Any]) -> list[torch.Tensor]:
-        """Buffers and arguments that may be written, as they are now."""
+        """Return the buffers and arguments that may be written."""
         held = [buffer for module in self.owners for buffer in module._buffers.values() if buffer is not None]
         held += [tensor for _, tensor in tensors(bound)] if self.inputs else []
         return [tensor for tensor in held if tensor.device.type != "meta"]
 
-    def take_room(self, wanted: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Room for copies: that of an earlier run where it fits. Whoever takes it has it for itself."""
-        room, self._room = self._room, []
-        fits = len(room) == len(wanted) and all(
+    def take_copies(self, wanted: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Return memory for copies, that of an earlier run where it fits; the caller owns it."""
+        copies, self._copies = self._copies, []
+        fits = len(copies) == len(wanted) and all(
             one.shape == other.shape and one.dtype is other.dtype and one.device == other.device
-            for one, other in zip(room, wanted, strict=True)
+            for one, other in zip(copies, wanted, strict=True)
         )
-        return room if fits else [torch.empty_like(tensor) for tensor in wanted]
+        return copies if fits else [torch.empty_like(tensor) for tensor in wanted]
 
-    def give_room(self, room: list[torch.Tensor]) -> None:
-        """Keep room for the next run."""
-        self._room = room
+    def return_copies(self, copies: list[torch.Tensor]) -> None:
+        """Retain memory for the next run."""
+        self._copies = copies
 
 
 class Rollback:
@@ -65,23 +65,23 @@ class Rollback:
         self.generators = GeneratorStates()
         self.attributes = [AttributeSnapshot(block) for block in changeable.blocks]
         self.tensors = changeable.tensors(bound)
-        self.saved = changeable.take_room(self.tensors)
+        self.saved = changeable.take_copies(self.tensors)
         self._copy(self.tensors, self.saved)
 
     def undo(self) -> None:
-        """Put everything back."""
+        """Restore the state."""
         for attributes in self.attributes:
             attributes.restore()
         self._copy(self.saved, [tensor.data for tensor in self.tensors])
         self.generators.restore()
 
-    def forget(self) -> None:
-        """The run went well: its snapshot is not needed any more."""
-        self.changeable.give_room(self.saved)
+    def discard(self) -> None:
+        """Discard the snapshot after a successful run."""
+        self.changeable.return_copies(self.saved)
 
     @staticmethod
     def _copy(sources: list[torch.Tensor], targets: list[torch.Tensor]) -> None:
-        """All at once: of tensors of one kind a GPU copies any number in one kernel, of mixed ones each by itself."""
+        """Copy grouped by dtype and device: a GPU copies each group in one kernel."""
         kinds: dict[tuple[torch.dtype, torch.device], tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
         for source, target in zip(sources, targets, strict=True):
             froms, tos = kinds.setdefault((source.dtype, source.device), ([], []))

@@ -1,7 +1,7 @@
-"""Checking: the sequential run and the detached step against the model itself, on one batch.
+"""Stage check: the sequential run and the detached step compared with the model, on one batch.
 
-All three start from the same state: generators, buffers, attributes. The largest difference of outputs, gradients and
-buffers is reported; equal runs give exactly 0. Afterwards everything is as before.
+All three start from the same state of generators, buffers and attributes, which is restored at the end. The report has
+the largest difference of outputs, gradients and buffers; equal runs give exactly 0.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ if TYPE_CHECKING:
     from gemini.pipe.piped_model import Piped
 
 
-_COPIED_BYTES = 256 << 20  # larger models are not copied: what a run is about to write is, while it runs
+_COPIED_BYTES = 256 << 20  # of larger models only the tensors that a run writes are copied, before it writes them
 
 
 @dataclass(frozen=True)
 class Difference:
-    """How far one way of running is from the model: the largest difference, and where it is."""
+    """The largest differences between a run and the model, and where they are."""
 
-    way: str
+    way: str  # "sequential" or "detached"; a key of the JSON of `gemini pipe`
     outputs: float
     gradients: float
     buffers: float
-    where: tuple[str, ...] = ()  # what differs, the first few
-    is_rounding: bool = True  # whether all of it is within rounding
+    where: tuple[str, ...] = ()  # the first differences
+    is_rounding: bool = True  # all differences are within rounding
 
     @property
     def largest(self) -> float:
-        """Over all."""
+        """The largest difference."""
         return max(self.outputs, self.gradients, self.buffers)
 
     def __str__(self) -> str:
@@ -50,11 +50,11 @@ class Difference:
 
 @dataclass(frozen=True)
 class CheckReport:
-    """Both ways, and the reasons why a run fell back to the model.
+    """Both runs, and the reasons of fallbacks to the model.
 
-    Some partitions must differ by rounding, and `rounding` says why. A branch that is cut off may wait or come first:
-    then gradients of a value with several readers are summed in another order. And where autocast casts a weight once
-    for two uses, stages that have one use each cast it twice.
+    Some partitions differ by rounding, for the reasons in `rounding`: a side branch in its own stage may run earlier or
+    later, so that gradients of a value with several readers are summed in another order; and where autocast casts a
+    weight once for two uses, stages with one use each cast it twice.
     """
 
     sequential: Difference
@@ -64,7 +64,7 @@ class CheckReport:
 
     @property
     def is_right(self) -> bool:
-        """Whether the stages ran and equal the model: exactly, or up to rounding where that must be."""
+        """Whether the stages ran and equal the model exactly, or up to rounding where that is unavoidable."""
         close = bool(self.rounding) and self.sequential.is_rounding and self.detached.is_rounding
         return self.is_exact or (close and not self.fallbacks)
 
@@ -77,12 +77,12 @@ class CheckReport:
         lines = [str(self.sequential), str(self.detached)]
         if not self.is_exact:
             lines += self.rounding
-        return "\n".join([*lines, *(f"ran uncut: {reason}" for reason in self.fallbacks)])
+        return "\n".join([*lines, *(f"fell back: {reason}" for reason in self.fallbacks)])
 
 
 @dataclass
 class _StepResult:
-    """What one step showed."""
+    """The observed results of one step."""
 
     structure: str
     outputs: dict[str, torch.Tensor]
@@ -91,7 +91,7 @@ class _StepResult:
 
 
 def check_piped(piped: Piped, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CheckReport:
-    """Run a step in all three ways and compare."""
+    """Run a step with the model, in sequence and detached, and compare."""
     model, call = piped.model, ModelCall(tuple(args), kwargs)
     grads = [(p, p.grad) for p in model.parameters()]
     large = sum(p.numel() * p.element_size() for p in model.parameters()) > _COPIED_BYTES
@@ -102,19 +102,19 @@ def check_piped(piped: Piped, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
             parameter.grad = None
         a, k = call.arguments()
         try:
-            with state.watching():
+            with state.watch_writes():
                 return _observe(piped, run(a, k), (a, k))
         finally:
             state.restore()
 
     def eager(a: Any, k: Any) -> Any:
-        return _differentiated(model(*a, **k))
+        return _run_objective_backward(model(*a, **k))
 
     def sequential(a: Any, k: Any) -> Any:
-        return _differentiated(piped(*a, **k))
+        return _run_objective_backward(piped(*a, **k))
 
-    def compare(way: str, found: _StepResult) -> Difference:
-        return _compare(way, expected, found, torch.bfloat16 if _uses_autocast(piped) else None)
+    def compare(run: str, found: _StepResult) -> Difference:
+        return _compare(run, expected, found, torch.bfloat16 if _uses_autocast(piped) else None)
 
     def detached(a: Any, k: Any) -> Any:
         if not torch.is_grad_enabled():
@@ -134,7 +134,7 @@ def check_piped(piped: Piped, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 
 def _rounding_reasons(piped: Piped) -> Iterator[str]:
-    """Why these stages may differ from the model by rounding."""
+    """Yield the reasons for which these stages may differ from the model by rounding."""
     order = [node for nodes in piped.partition.stages for node in nodes]
     if order != sorted(order):
         yield "the stages sum gradients in another order than the model does"
@@ -147,7 +147,7 @@ def _uses_autocast(piped: Piped) -> bool:
 
 
 def objective(output: Any) -> torch.Tensor | None:
-    """A scalar that every differentiable tensor of an output takes part in, with fixed weights."""
+    """Return a scalar that depends on every differentiable tensor of an output, with fixed weights."""
     total: torch.Tensor | None = None
     generator = torch.Generator().manual_seed(1)
     for _, tensor in tensors(output):
@@ -160,7 +160,7 @@ def objective(output: Any) -> torch.Tensor | None:
     return total
 
 
-def _differentiated(output: Any) -> Any:
+def _run_objective_backward(output: Any) -> Any:
     loss = objective(output)
     if loss is not None:
         loss.backward()
@@ -181,7 +181,7 @@ def _name(path: Any) -> str:
     return ".".join(str(step[1]) for step in path) or "output"
 
 
-def _compare(way: str, expected: _StepResult, found: _StepResult, precision: torch.dtype | None) -> Difference:
+def _compare(run: str, expected: _StepResult, found: _StepResult, precision: torch.dtype | None) -> Difference:
     where: list[str] = []
     if expected.structure != found.structure:
         where.append(f"the output is {found.structure:.200}, not {expected.structure:.200}")
@@ -198,11 +198,11 @@ def _compare(way: str, expected: _StepResult, found: _StepResult, precision: tor
                 where.append(f"{kind[:-1]} {name} differs by {size:.3g}")
             largest = max(largest, size)
         sizes[kind] = largest
-    return Difference(way, **sizes, where=tuple(where[:6]), is_rounding=rounding)
+    return Difference(run, **sizes, where=tuple(where[:6]), is_rounding=rounding)
 
 
 def _noise(values: Iterable[torch.Tensor | None], precision: torch.dtype | None) -> float:
-    """What rounding leaves of a tensor that should be 0, among others of these sizes (the bias of keys, say)."""
+    """Return the rounding error of a tensor that should be 0 (the bias of keys) beside tensors of these sizes."""
     real = [v for v in map(_dense, values) if v is not None and v.numel() and (v.is_floating_point() or v.is_complex())]
     largest = max((float(v.abs().nan_to_num(0.0, 0.0, 0.0).max()) for v in real), default=0.0)
     return (1e-6 if precision is None else 1e-3) * largest
@@ -213,14 +213,14 @@ def _dense(value: torch.Tensor | None) -> torch.Tensor | None:
 
 
 def _is_close(one: torch.Tensor | None, other: torch.Tensor | None, precision: torch.dtype | None) -> bool:
-    """Whether two tensors are equal up to rounding, to a lower precision than their own if one is given."""
+    """Return whether two tensors are equal up to rounding, in a lower precision if given."""
     if precision is not None and one is not None and other is not None and one.is_floating_point():
         one, other = one.to(precision), other.to(precision)
     return not tensor_difference(one, other)
 
 
 def _distance(one: torch.Tensor | None, other: torch.Tensor | None) -> float:
-    """The largest difference between two tensors; infinite where they cannot be compared."""
+    """Return the largest difference between two tensors; infinite where they cannot be compared."""
     if one is None or other is None:
         return 0.0 if one is other else float("inf")
     if one.is_sparse and other.is_sparse:

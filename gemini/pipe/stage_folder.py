@@ -1,8 +1,8 @@
-"""The folder: files that are written all together or not at all, and never over somebody's work.
+"""Stage folder: files that are written all together or not at all, and never over edits of the user.
 
-New contents are written beside the target and take its place in one exchange of names, so that a crash, a kill or a
-full disk leaves the old folder as it was. A folder is only replaced if it is one of ours and its files are as they were
-written. Other files that lie in it are kept.
+New contents are written beside the target and replace it by one exchange of names, so that a crash, a kill or a full
+disk leaves the old folder intact. A folder is replaced only if it has a manifest and its files are unedited. Other
+files in it are retained.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ _IGNORED = ("__pycache__",)
 
 @dataclass(frozen=True)
 class FolderContents:
-    """What is in a folder: its manifest, the files that are as it says, and what is not as it says."""
+    """The manifest of a folder, its unedited files, and its edited or missing ones."""
 
     manifest: dict[str, Any]
     files: dict[str, bytes]
-    changed: tuple[str, ...]  # one line a file that was edited or is gone
+    changed: tuple[str, ...]  # one line per edited or missing file
 
 
 def read_folder(folder: Path) -> FolderContents:
-    """Read a folder of ours; a file is read once, so that what was checked is what is used."""
+    """Read a stage folder; every file is read once, so that the verified bytes are those that are used."""
     path = folder / NAME
     if not folder.is_dir():
         what = "is a file, not a folder" if folder.exists() else "does not exist"
@@ -49,7 +49,7 @@ def read_folder(folder: Path) -> FolderContents:
         try:
             content = (folder / name).read_bytes()
         except FileNotFoundError:
-            changed.append(f"{name} is gone")
+            changed.append(f"{name} is missing")
             continue
         except OSError as error:
             raise ArtifactError(f"{folder / name} cannot be read: {error.strerror}") from error
@@ -61,7 +61,7 @@ def read_folder(folder: Path) -> FolderContents:
 
 
 def check_replaceable(folder: Path, overwrite: bool) -> None:
-    """Raise ArtifactError unless a folder can be written: free, or ours and unedited (or `overwrite`)."""
+    """Raise ArtifactError unless a folder can be written: new, empty, or an unedited stage folder (or `overwrite`)."""
     folder = folder.absolute()
     if folder.is_dir() and any(folder.iterdir()):
         try:
@@ -85,7 +85,7 @@ def check_replaceable(folder: Path, overwrite: bool) -> None:
 
 
 def write_folder(folder: Path, files: Mapping[str, bytes], overwrite: bool) -> None:
-    """Put files into a folder, in place of what an earlier call wrote."""
+    """Write files into a folder, replacing those of an earlier call."""
     check_replaceable(folder, overwrite)
     folder = folder.absolute()
     folder = folder.resolve() if folder.is_symlink() else folder
@@ -131,13 +131,13 @@ def _umask() -> int:
 
 
 def _copy_other_files(folder: Path, fresh: Path, files: Mapping[str, bytes]) -> None:
-    """Copy what the user put into the folder: all that the old manifest does not name."""
+    """Copy the files that the old manifest does not list."""
     try:
-        ours = {NAME, *read_folder(folder).manifest["files"]}
+        listed = {NAME, *read_folder(folder).manifest["files"]}
     except ArtifactError:
-        ours = {NAME}
+        listed = {NAME}
     for path in folder.iterdir():
-        if path.name in ours or path.name in files or path.name in _IGNORED:
+        if path.name in listed or path.name in files or path.name in _IGNORED:
             continue
         if path.is_dir() and not path.is_symlink():
             shutil.copytree(path, fresh / path.name, symlinks=True)
@@ -149,7 +149,7 @@ def _replace_folder(fresh: Path, folder: Path) -> None:
     if not folder.exists():
         fresh.rename(folder)
     elif not _exchange(fresh, folder):
-        # Two renames, for file systems that cannot exchange: for a moment the old folder has another name.
+        # Two renames, for file systems without exchange: for a moment the old folder has another name.
         aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".old", dir=folder.parent))
         folder.rename(aside)
         try:
@@ -161,7 +161,7 @@ def _replace_folder(fresh: Path, folder: Path) -> None:
 
 
 def _exchange(one: Path, other: Path) -> bool:
-    """Exchange two names at once (Linux); False where that is not to be had."""
+    """Exchange two names atomically (Linux); return False where that is not supported."""
     try:
         rename = ctypes.CDLL(None, use_errno=True).renameat2
     except (OSError, AttributeError):

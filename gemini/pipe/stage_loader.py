@@ -1,7 +1,6 @@
-"""Loading: a saved folder and its model become a `Piped` again.
+"""Stage loader: a saved folder and its model become a `Piped` again.
 
-Nothing is executed before its hash has been compared with the manifest, and what is executed are the very bytes that
-were compared. Files that do not match are named, all of them.
+Only bytes whose hash matches the manifest are executed. All files that do not match are listed.
 """
 
 from __future__ import annotations
@@ -31,11 +30,11 @@ from gemini.profiling.profile_result import Profile
 if TYPE_CHECKING:
     from gemini.codegen.stage_interface import Interface
 
-_AGAIN = "Piped.load(folder, model, regenerate=True) generates the stages anew from graph and partition"
+_REGENERATE = "Piped.load(folder, model, regenerate=True) generates the stages again from graph and partition"
 
 
 def load_piped(folder: str | Path, model: nn.Module, *, regenerate: bool = False) -> Piped:
-    """Read a folder that was saved."""
+    """Read a saved folder."""
     path = Path(folder).absolute()
     if not isinstance(model, nn.Module):
         raise ArtifactError(f"a saved partition is loaded for a model, not a {type(model).__name__}")
@@ -44,12 +43,14 @@ def load_piped(folder: str | Path, model: nn.Module, *, regenerate: bool = False
         return _regenerate(path, model)
     if contents.changed:
         listed = "\n".join(f"  - {line}" for line in contents.changed)
-        raise ArtifactError(f"{path} has changed since it was written:\n{listed}\n    → restore the files, or {_AGAIN}")
+        raise ArtifactError(
+            f"{path} has changed since it was written:\n{listed}\n    → restore the files, or {_REGENERATE}"
+        )
     _warn_versions(path, contents.manifest["made"])
     graph, partition, profile = _read_parts(contents.files, path, model)
     _warn_state(graph)
-    faces = interfaces(graph, partition)
-    return Piped(model, graph, profile, partition, _stage_codes(contents, faces, path), folder=path)
+    interfaces_now = interfaces(graph, partition)
+    return Piped(model, graph, profile, partition, _stage_codes(contents, interfaces_now, path), folder=path)
 
 
 def _regenerate(path: Path, model: nn.Module) -> Piped:
@@ -57,10 +58,12 @@ def _regenerate(path: Path, model: nn.Module) -> Piped:
     files = {name: file.read_bytes() for name in names if (file := path / name).is_file()}
     missing = [name for name in (GRAPH, PARTITION, PROFILE) if name not in files]
     if missing:
-        raise ArtifactError(f"{path} cannot be generated anew without {', '.join(missing)}\n    → pipe the model again")
+        raise ArtifactError(
+            f"{path} cannot be generated again without {', '.join(missing)}\n    → pipe the model again"
+        )
     graph, partition, profile = _read_parts(files, path, model)
     _warn_state(graph)
-    partition.validate(graph)  # it may have been edited on purpose
+    partition.validate(graph)  # the user may have edited it on purpose
     made = Piped(model, graph, profile, partition, generate_stages(graph, partition), folder=path)
     made.save(path, overwrite=True)
     return made
@@ -83,12 +86,12 @@ def _json(files: dict[str, bytes], name: str, path: Path) -> Any:
         raise ArtifactError(f"{path / name} is not JSON: {error}\n    → pipe the model again") from error
 
 
-def _stage_codes(contents: FolderContents, faces: tuple[Interface, ...], path: Path) -> tuple[StageCode, ...]:
-    """The generated text, if its stages have the interfaces that graph and partition give."""
+def _stage_codes(contents: FolderContents, interfaces_now: tuple[Interface, ...], path: Path) -> tuple[StageCode, ...]:
+    """Return the generated source, if its interfaces are those of graph and partition."""
     described = contents.manifest["stages"]
-    wanted = [([p.name for p in face.inputs], [p.name for p in face.outputs]) for face in faces]
+    wanted = [([p.name for p in face.inputs], [p.name for p in face.outputs]) for face in interfaces_now]
     if wanted != [(stage["inputs"], stage["outputs"]) for stage in described]:
-        raise ArtifactError(f"{path} is stale: its stages have other inputs and outputs now\n    → {_AGAIN}")
+        raise ArtifactError(f"{path} is stale: its stages have other inputs and outputs\n    → {_REGENERATE}")
     return tuple(
         StageCode(
             interface=face,
@@ -97,7 +100,7 @@ def _stage_codes(contents: FolderContents, faces: tuple[Interface, ...], path: P
             parameters=tuple(stage["parameters"]),
             buffers=tuple(stage["buffers"]),
         )
-        for face, stage in zip(faces, described, strict=True)
+        for face, stage in zip(interfaces_now, described, strict=True)
     )
 
 
@@ -105,16 +108,16 @@ def _warn_versions(path: Path, made: dict[str, Any]) -> None:
     now = software_versions()
     other = [f"{name} {made[name]} (now {now[name]})" for name in ("gemini", "torch") if made.get(name) != now[name]]
     if other:
-        warnings.warn(f"gemini: {path} was made with {', '.join(other)}; {_AGAIN}", UserWarning, stacklevel=4)
+        warnings.warn(f"gemini: {path} was made with {', '.join(other)}; {_REGENERATE}", UserWarning, stacklevel=4)
 
 
 def _warn_state(graph: Graph) -> None:
-    """A fresh model may come into its state with its first call only, or by `train()`: told, not refused."""
+    """Warn where the model is in another state: a fresh one may reach it by its first call, or by `train()`."""
     if graph.awaited_state is not None and graph.validity is not None:
         now = describe_state(fingerprint(graph.bound_model(), graph.validity.glue))
         listed = "".join(f"\n  - {line}" for line in list(describe_differences(graph.awaited_state, now))[:4])
         warnings.warn(
-            f"gemini: {graph.model_name} is not in the state its stages were made in; calls run uncut until it is:"
+            f"gemini: {graph.model_name} is not in the state of its stages; until it is, calls run the original model:"
             f"{listed}",
             UserWarning,
             stacklevel=5,

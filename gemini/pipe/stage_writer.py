@@ -1,4 +1,4 @@
-"""Saving: all that a partitioned model consists of, as files, without a pickle and without weights."""
+"""Stage writer: a partitioned model as files, without pickles and without weights."""
 
 from __future__ import annotations
 

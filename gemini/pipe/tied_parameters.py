@@ -1,7 +1,7 @@
-"""Shared parameters: those that several stages use, while a detached backward runs.
+"""Tied parameters: gradients of parameters that several stages use, in a detached backward.
 
-Each stage's backward gives a part of their gradient. The parts are summed in the order of the eager run, and what the
-user hung on the parameter (a hook, a gradient of earlier steps) sees the sum only, once.
+The backward of each stage computes a part of their gradient. The parts are summed in the order of the eager run; hooks
+of the script and gradients of earlier steps see the sum only, once.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import nn
 
 
 class TiedGradients:
-    """Within this context shared parameters gather their gradient apart; leaving it hands the sum over."""
+    """A context in which tied parameters accumulate their gradient separately; its exit adds the sum."""
 
     def __init__(self, stages: Sequence[nn.Module]) -> None:
         users: dict[int, int] = {}
@@ -24,10 +24,10 @@ class TiedGradients:
                 users[key] = users.get(key, 0) + 1
         self.of_stage = [{key: p for key, p in held.items() if users[key] > 1} for held in self.of_stage]
         self.parameters = list({key: p for held in self.of_stage for key, p in held.items()}.values())
-        self._aside: list[tuple[nn.Parameter, Any, Any, Any]] = []
+        self._saved: list[tuple[nn.Parameter, Any, Any, Any]] = []
 
     def parts(self, stage: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """(parameter, its gradient so far) of those a stage uses; to be given to its backward as roots."""
+        """Return (parameter, gradient so far) of the tied parameters of a stage, as roots of its backward."""
         found = []
         for parameter in self.of_stage[stage].values():
             if parameter.grad is not None:
@@ -37,16 +37,16 @@ class TiedGradients:
 
     def __enter__(self) -> TiedGradients:
         for p in self.parameters:
-            self._aside.append((p, p.grad, p._backward_hooks, p._post_accumulate_grad_hooks))
-            # An empty dictionary: setting None would leave the hooks in force.
+            self._saved.append((p, p.grad, p._backward_hooks, p._post_accumulate_grad_hooks))
+            # An empty dictionary: None would leave the hooks active.
             p.grad, p._backward_hooks, p._post_accumulate_grad_hooks = None, None, {}
         return self
 
     def __exit__(self, failed: type[BaseException] | None, *_: Any) -> None:
-        for parameter, before, hooks, late_hooks in self._aside:
+        for parameter, before, hooks, late_hooks in self._saved:
             total = parameter.grad
             parameter.grad, parameter._backward_hooks = before, hooks
             parameter._post_accumulate_grad_hooks = late_hooks
             if total is not None and failed is None:
                 torch.autograd.backward([parameter], [total])
-        self._aside = []
+        self._saved = []

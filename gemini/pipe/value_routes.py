@@ -1,11 +1,11 @@
-"""Wiring: how values get from the call to the stages, from stage to stage, and into the model's output.
+"""Value routes: from the call to the stages, from stage to stage, and into the output of the model.
 
     call ──ids──► stage 0 ──hidden──► stage 1 ──logits──► output
       └──────────mask──────────────────┘
 
-Every value is a port with a name of its own. A stage takes the values of its input ports in order and returns those of
-its output ports; what nobody needs any more is dropped. The *caller* is the side that has the arguments: it reads
-the ports that come with the call, and puts the output together.
+Every value is a port with a unique name. A stage takes the values of its input ports in order and returns those of its
+output ports; a value is dropped after its last reader. The *caller* is the side that has the arguments: it reads the
+ports that come with the call, and assembles the output.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class ValueRoutes:
-    """The ports of all stages, and when each value is needed for the last time."""
+    """The ports of all stages, and the last reader of each value."""
 
     def __init__(self, graph: Graph, interfaces: Sequence[Interface]) -> None:
         self.graph, self.interfaces = graph, tuple(interfaces)
@@ -35,10 +35,10 @@ class ValueRoutes:
         self.from_call = tuple(port for port in self.ports.values() if port.source is None)
         made = [port for port in self.ports.values() if port.source is not None]
         self.results: dict[Any, Port] = {port.value: port for port in made if port.is_result}
-        self.dropped = tuple(self._dropped(at) for at in range(len(self.interfaces)))
+        self.dropped = tuple(self._find_dropped(at) for at in range(len(self.interfaces)))
 
-    def _dropped(self, stage: int) -> tuple[str, ...]:
-        """The values that nobody needs after a stage."""
+    def _find_dropped(self, stage: int) -> tuple[str, ...]:
+        """Return the values that have no reader after a stage."""
         return tuple(
             name
             for name, port in self.ports.items()
@@ -46,7 +46,7 @@ class ValueRoutes:
         )
 
     def run(self, stages: Sequence[nn.Module], model: nn.Module, bound: dict[str, Any]) -> Any:
-        """Run the stages one after another, one autograd graph, and return the model's output."""
+        """Run the stages in sequence, in one autograd graph, and return the output of the model."""
         caller = CallerSide(self, model, bound)
         values = {port.name: caller.read_port(port) for port in self.from_call}
         for interface, stage, dropped in zip(self.interfaces, stages, self.dropped, strict=True):
@@ -57,7 +57,7 @@ class ValueRoutes:
 
 
 def name_outputs(interface: Interface, made: Any) -> Iterator[tuple[str, Any]]:
-    """(name, value) of what a stage returned: the bare value if there is one, else a tuple."""
+    """Yield (name, value) of the outputs of a stage, which returns a single value bare, else a tuple."""
     outputs = interface.outputs
     if len(outputs) == 1:
         yield outputs[0].name, made
@@ -66,22 +66,22 @@ def name_outputs(interface: Interface, made: Any) -> Iterator[tuple[str, Any]]:
 
 
 class CallerSide(Execution):
-    """The caller's side of one run: it has the arguments and the model, and no node to run."""
+    """The side of a run that has the arguments and the model, and runs no node."""
 
-    def __init__(self, wiring: ValueRoutes, model: nn.Module, bound: dict[str, Any]) -> None:
-        super().__init__(wiring.graph, model, bound)
-        self.wiring = wiring
+    def __init__(self, routes: ValueRoutes, model: nn.Module, bound: dict[str, Any]) -> None:
+        super().__init__(routes.graph, model, bound)
+        self.routes = routes
         self._arrived: Callable[[Port], Any] | None = None
         self._pass_on: Callable[[Ref, Any], Any] = lambda _, value: value
 
     def read_port(self, port: Port) -> Any:
-        """The value of a port that comes with the call."""
+        """Return the value of a port that comes with the call."""
         return self.read(port.value if isinstance(port.value, Ref) else Number(port.value))
 
     def output(self, arrived: Callable[[Port], Any], pass_on: Callable[[Ref, Any], Any] | None = None) -> Any:
-        """The model's output, of the values that arrived from the stages.
+        """Return the output of the model, assembled from values of the stages.
 
-        `pass_on` gets what the model returns of its own arguments, as they are.
+        `pass_on` receives the arguments that the model returns unchanged.
         """
         self._arrived = arrived
         if pass_on is not None:
@@ -89,12 +89,12 @@ class CallerSide(Execution):
         return decode(self.graph.result, self.read)
 
     def read_number(self, expr: Expr) -> Any:
-        """What an expression reads from a tensor: it arrived as a number, or the tensor is here."""
-        port = self.wiring.results.get(expr) if self._arrived is not None else None
+        """Return a number that is read from a tensor: received as a number, or read from a local tensor."""
+        port = self.routes.results.get(expr) if self._arrived is not None else None
         return super().read_number(expr) if port is None or self._arrived is None else self._arrived(port)
 
     def _value(self, ref: Ref) -> Any:
-        port = self.wiring.results.get(ref)
+        port = self.routes.results.get(ref)
         if port is not None and self._arrived is not None:
             return self._arrived(port)
         node = self.graph.nodes[ref.node]

@@ -1,7 +1,7 @@
-"""Keeping: buffers that the stages of a plan write, and who may.
+"""Buffer writes: which buffers the stages of a plan write, and the conditions for that.
 
-Every micro-batch finds such a buffer as it was before the step, and leaves in it what the whole batch would have left.
-Meanwhile nobody else may look: the stage that writes it must be the only one that has it, in one worker.
+Every micro-batch reads such a buffer with its value before the step and writes the value of the whole batch. So only
+one stage, on one worker, may use it.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from gemini.ir.symint import Expr
 from gemini.planner.step_plan import StepPlan, UnplannableError
 from gemini.schedule.block import FORWARD
 
-Once = tuple[tuple[int, ...], ...]
+StageBuffers = tuple[tuple[int, ...], ...]
 
 
-def find_written_buffers(plan: StepPlan) -> Once:
-    """For every stage, the buffers that it writes once a step, by place among its own; () where none does.
+def find_written_buffers(plan: StepPlan) -> StageBuffers:
+    """Return per stage the indices of the buffers that it writes once per step; () where no stage writes any.
 
-    Running averages of micro-batches are not among them: they are written by every micro-batch, in order.
+    Running averages with statistics per micro-batch are excluded: every micro-batch writes them, in order.
     """
     names = written_buffers(plan.graph)
     if not names:
@@ -39,22 +39,22 @@ def find_written_buffers(plan: StepPlan) -> Once:
     for identity, name in written.items():
         holders = [at for at, stage in enumerate(stages) if any(id(one) == identity for one in stage.buffers())]
         if len(holders) > 1:
-            raise UnplannableError(f"stages {holders} both use the buffer {name}, which is written")
+            raise UnplannableError(f"stages {holders} both use the buffer {name}, which one of them writes")
     if len({block.stage for block in plan.schedule}) > len(stages):
-        raise UnplannableError(f"it writes the buffer {min(names)}, and {plan.name} has a stage in two places")
+        raise UnplannableError(f"it writes the buffer {min(names)}, and {plan.name} has a stage on two workers")
     return found if any(found) else ()
 
 
-def check_attribute_writes(graph: Graph, forms: GraphKinds, unsplit: str) -> None:
-    """Attributes that calls leave must be had from the run that leaves them, and from nothing else."""
-    left = returned_writes(graph)
-    names = {str(one) for one in left}
+def check_attribute_writes(graph: Graph, forms: GraphKinds, single_reason: str) -> None:
+    """Raise UnplannableError unless the attributes that a call writes can be computed from its micro-batches alone."""
+    writes = returned_writes(graph)
+    names = {str(one) for one in writes}
     for node in graph.nodes:
         if node.kind == "attribute" and node.target.partition("[")[0] in names:
-            raise UnplannableError(f"it reads {node.target}, in which an earlier call has kept something")
-    if left and forms.own_statistics:
-        raise UnplannableError(f"statistics of micro-batches, and {left[0]}, in which a call keeps something")
-    values = zip(left, graph.result.items[1].items, strict=True) if left else ()  # type: ignore[union-attr]
+            raise UnplannableError(f"it reads {node.target}, which an earlier call has written")
+    if writes and forms.own_statistics:
+        raise UnplannableError(f"statistics per micro-batch, and {writes[0]}, which a call writes")
+    values = zip(writes, graph.result.items[1].items, strict=True) if writes else ()  # type: ignore[union-attr]
     for one, form in values:
         if any(
             read.op in ("item", "call")
@@ -62,12 +62,12 @@ def check_attribute_writes(graph: Graph, forms: GraphKinds, unsplit: str) -> Non
             if isinstance(leaf, Number)
             for read in _tensor_reads(leaf)
         ):
-            raise UnplannableError(f"{one} keeps a number that is read from contents")
-        for ref in leaves(form) if not unsplit else ():
+            raise UnplannableError(f"{one} stores a number that is read from a tensor")
+        for ref in leaves(form) if not single_reason else ():
             kind = forms.kind(ref) if isinstance(ref, Ref) else Replicate()
             if not isinstance(kind, (Shard, Replicate, Partial, WeightedPartial)):
                 why = f": {kind.reason}" if isinstance(kind, Opaque) else ""
-                raise UnplannableError(f"{one} keeps something of the batch in an attribute{why}")
+                raise UnplannableError(f"{one} stores a value of the batch{why}")
 
 
 def _tensor_reads(number: Number) -> Iterator[Expr]:
@@ -77,27 +77,27 @@ def _tensor_reads(number: Number) -> Iterator[Expr]:
 
 
 def check_outputs_joinable(forms: GraphKinds) -> None:
-    """Where micro-batches have statistics of their own, the outputs of the model itself must be had from theirs."""
+    """With statistics per micro-batch, raise UnplannableError unless the outputs can be joined from micro-batches."""
     if not forms.own_statistics:
         return
     kinds = [forms.kind(ref) for ref in forms.graph.outputs()]
     opaque = next((kind.reason for kind in kinds if isinstance(kind, Opaque)), "")
     if opaque or forms.interpreter.shares:
-        raise UnplannableError(f"statistics of micro-batches, and an output that is not had from them: {opaque}")
+        raise UnplannableError(f"statistics per micro-batch, and an output that cannot be joined from them: {opaque}")
 
 
 def _check_order(plan: StepPlan, averages: set[str]) -> None:
-    """Every stage must have the micro-batches in order, where it averages over them."""
+    """Raise UnplannableError where a stage with running averages does not run the micro-batches in order."""
     if not averages:
         return
     if any(node.checkpoint for node in plan.graph.nodes):
-        raise UnplannableError("statistics of micro-batches and checkpoints do not go together")
+        raise UnplannableError("statistics per micro-batch and activation checkpoints cannot be combined")
     for device in range(plan.schedule.ndevs):
         seen: dict[int | None, int] = {}
         for block in plan.schedule.device_blocks(device):
             if block.btype == FORWARD:
                 if block.mid < seen.get(block.stage, -1):
                     raise UnplannableError(
-                        f"{plan.name} does not run micro-batches in order, as running averages need it"
+                        f"{plan.name} does not run micro-batches in order, as running averages require"
                     )
                 seen[block.stage] = block.mid

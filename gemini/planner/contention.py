@@ -1,10 +1,9 @@
-"""Contention: how much slower a worker is, while others compute beside it, than this process alone.
+"""Contention: how much slower a worker computes while all workers compute than this process does alone.
 
-Processes on one machine share the way to memory, two threads of one core share that core, and cores differ, the more so
-where other machines have a part of them. So a node that takes a millisecond here, alone, takes longer in a worker. Two
-small probes find out by how much: copying more than caches hold, and computing on what they do hold; by this process,
-and by all workers at the same time (`runtime.controller.probing`). Where there are no workers yet, processes that need
-no more than Python stand for them.
+Processes on one machine share the memory bandwidth, two hardware threads share a core, and cores differ, in particular
+on virtual machines. Two small probes measure the effect: a copy that exceeds the caches and a computation that fits
+into them, in this process alone and in all workers at the same time (`runtime.pool.speed_probe`). Without running
+workers, plain Python processes stand in for them.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ from gemini.profiling.host_speed import HostSpeed
 from gemini.profiling.node_costs import NodeCost
 from gemini.profiling.profile_result import Profile
 
-_MOST = 3.0  # times as slow; more than that is not contention but a machine that others use
-_PATIENCE = 20.0  # seconds
+_MAX_FACTOR = 3.0  # more than that is the load of other users of the machine
+_TIMEOUT_S = 20.0
 _COPIED_MB = 32
 
-# Rates are of the processor time of the process: waiting for one's turn is not contention.
+# Rates refer to processor time: waiting for a core is not contention.
 _PROBE = f"""
 import ctypes, hashlib, sys, time
 size = {_COPIED_MB} << 20
@@ -51,14 +50,14 @@ print(rate(copy, 0.12), rate(compute, 0.05), flush=True)
 
 @dataclass(frozen=True)
 class Contention:
-    """How many times as long work takes that is bound by memory, and by the processor; and what a core copies alone."""
+    """Slow-down factors of memory-bound and of compute-bound work, and the copy rate of one core alone."""
 
     memory: float = 1.0
     compute: float = 1.0
     mb_per_ms: float = 10.0  # read and written
 
     def slow_down(self, profile: Profile) -> Profile:
-        """The times of nodes, while others compute."""
+        """Return the profile with the times of nodes while all workers compute."""
         return replace(profile, nodes=tuple(self._slow_node(node) for node in profile.nodes))
 
     def _slow_node(self, node: NodeCost) -> NodeCost:
@@ -70,7 +69,7 @@ class Contention:
         )
 
     def factor(self, ms: float, moved_mb: float) -> float:
-        """How many times as long something takes that moves so much: as far as moving explains its time, by memory."""
+        """Return the slow-down of work of `ms` that moves `moved_mb`: memory-bound as far as that explains its time."""
         share = min(1.0, moved_mb / (self.mb_per_ms * ms)) if ms > 0 else 0.0
         return share * self.memory + (1 - share) * self.compute
 
@@ -89,13 +88,14 @@ def measure_contention(workers: int, threads: int = 1, measure_speeds: SpeedProb
 
 
 def contention_from_speeds(alone: HostSpeed, workers: Sequence[HostSpeed], turns: float = 1.0) -> Contention:
-    """The contention that speeds show; processor time says nothing about those who take turns on a core.
+    """Return the contention of the median worker, from measured speeds.
 
-    It is that of the middle worker: where others share the machine, who is the slow one changes from second to second.
+    `turns` is the number of threads per core, which processor time does not show. On a shared machine the slowest
+    worker changes from second to second, hence the median.
     """
     middle = HostSpeed(*(statistics.median(values) for values in zip(*workers, strict=True)))
     memory, compute = (
-        min(_MOST, max(1 / _MOST, one / max(other, 1e-9))) * turns
+        min(_MAX_FACTOR, max(1 / _MAX_FACTOR, one / max(other, 1e-9))) * turns
         for one, other in ((alone.moved_mb, middle.moved_mb), (alone.products, middle.products))
     )
     return Contention(memory, compute, alone.moved_mb)
@@ -104,17 +104,17 @@ def contention_from_speeds(alone: HostSpeed, workers: Sequence[HostSpeed], turns
 @functools.lru_cache(maxsize=16)
 def _measure_with_probes(workers: int, threads: int, cores: tuple[int, ...]) -> Contention:
     wanted = workers * threads
-    turns = max(1.0, wanted / len(cores))  # more than there are cores: they take turns
+    turns = max(1.0, wanted / len(cores))  # with more threads than cores they take turns
     try:
         alone, together = _rates(min(threads, len(cores))), _rates(min(wanted, len(cores)))
     except (OSError, ValueError, subprocess.SubprocessError):
         return Contention(turns, turns)
-    slower = [min(_MOST, max(1.0, one / max(other, 1e-9))) for one, other in zip(alone, together, strict=True)]
+    slower = [min(_MAX_FACTOR, max(1.0, one / max(other, 1e-9))) for one, other in zip(alone, together, strict=True)]
     return Contention(slower[0] * turns, slower[1] * turns, alone[0] * 2 * _COPIED_MB / 1e3)
 
 
 def _rates(count: int) -> tuple[float, float]:
-    """What one of so many processes copies and computes, at the same time."""
+    """Return the copy and compute rates of one of `count` concurrent processes."""
     streams: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
     probes = [subprocess.Popen([sys.executable, "-I", "-S", "-c", _PROBE], **streams) for _ in range(count)]
     try:
@@ -125,7 +125,7 @@ def _rates(count: int) -> tuple[float, float]:
             assert probe.stdin is not None
             probe.stdin.write("\n")
             probe.stdin.flush()
-        found = [[float(part) for part in probe.communicate(timeout=_PATIENCE)[0].split()] for probe in probes]
+        found = [[float(part) for part in probe.communicate(timeout=_TIMEOUT_S)[0].split()] for probe in probes]
     finally:
         for probe in probes:
             probe.kill()

@@ -1,8 +1,8 @@
-"""Layers in workers: what it costs that their weight gradients are computed apart (`runtime.executor.store`).
+"""Costs of delayed weight gradients in workers (`step.delayed_weight_grads`).
 
-every layer       has functions in Python around its kernels, forward, backward and when the rest is computed
-a convolution     computes the gradients of input and weight in two calls, each of which arranges its operands anew, and
-                  adds the second one to the sum
+every layer       runs Python functions around its kernels in forward, backward and weight gradient
+a convolution     computes the gradients of input and weight in two calls, each of which reorders its operands, and adds
+                  the second to the accumulated gradient
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from torch import nn
 from gemini.autograd_engine import differentiate
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-_TRIES = 3
-_CALLS = 40  # of a small layer, timed as one
+_REPEATS = 3
+_CALLS = 40  # of a small layer per measurement
 
 
 class BackwardCost(NamedTuple):
-    """A backward in parts: how many times as long as the ordinary one, and how much of it is for weights."""
+    """A backward in two parts: its time relative to the ordinary one, and the share of weight gradients."""
 
     ratio: float
     weight_share: float | None
 
     @staticmethod
-    def of(inputs_ms: float, weights_ms: float, usual_ms: float) -> BackwardCost:
-        """What was measured."""
+    def from_times(inputs_ms: float, weights_ms: float, usual_ms: float) -> BackwardCost:
+        """Return the cost for measured times."""
         whole = inputs_ms + weights_ms
         return BackwardCost(whole / max(usual_ms, 1e-6), weights_ms / max(whole, 1e-6))
 
@@ -40,8 +40,8 @@ class BackwardCost(NamedTuple):
 UNCHANGED = BackwardCost(1.0, None)
 
 
-def min_time_ms(call: Callable[[], Any], tries: int = _TRIES) -> float:
-    """The time of a call that nothing disturbs (ms); on one thread its own, else that of the clock."""
+def min_time_ms(call: Callable[[], Any], tries: int = _REPEATS) -> float:
+    """Return the shortest time of a call (ms): thread time with one thread, else wall time."""
     clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
     found = []
     for _ in range(tries + 1):
@@ -53,7 +53,7 @@ def min_time_ms(call: Callable[[], Any], tries: int = _TRIES) -> float:
 
 @functools.lru_cache(maxsize=1)
 def layer_overhead_ms() -> tuple[float, float]:
-    """What a stored layer takes beyond an ordinary one, forward and backward (ms), whatever its size."""
+    """Return the overhead of delayed weight gradients per layer in forward and backward (ms)."""
     from gemini.step.delayed_weight_grads import STORE, DelayedGrad, run_delayed
     from gemini.step.split_backward_ops import _Linear
 
@@ -64,32 +64,32 @@ def layer_overhead_ms() -> tuple[float, float]:
     def usual() -> Any:
         return F.linear(given, weight, bias)
 
-    def stored() -> Any:
+    def delayed() -> Any:
         return _Linear.apply(given, weight, bias)
 
     def usual_backward() -> None:
         differentiate((usual(),), (gradient,), (given, weight, bias))
 
-    def stored_backward() -> None:
+    def delayed_backward() -> None:
         queue: deque[DelayedGrad] = deque()
         with STORE.collect_into(queue):
-            differentiate((stored(),), (gradient,), (given,))
+            differentiate((delayed(),), (gradient,), (given,))
         run_delayed(queue, sums)
 
     with torch.enable_grad():
-        one, other, whole, parts = (_time_per_call(call) for call in (usual, stored, usual_backward, stored_backward))
+        one, other, whole, parts = (_time_per_call(call) for call in (usual, delayed, usual_backward, delayed_backward))
     forward = max(0.0, other - one)
     return forward, max(0.0, parts - whole - forward)
 
 
 class _Sums:
-    """Where gradients are added up."""
+    """Accumulated gradients."""
 
     def __init__(self) -> None:
         self.sums: dict[int, torch.Tensor] = {}
 
     def into(self, parameter: torch.Tensor) -> tuple[torch.Tensor, bool]:
-        """The sum of a parameter, which has something in it."""
+        """Return the accumulated gradient of a parameter, which is not empty."""
         if id(parameter) not in self.sums:
             self.sums[id(parameter)] = torch.zeros_like(parameter.detach())
         return self.sums[id(parameter)], False
@@ -102,7 +102,7 @@ def _time_per_call(call: Callable[[], Any]) -> float:
 def measure_convolution_backward(
     layer: Any, shape: tuple[int, ...], made: tuple[int, ...], has_input: bool
 ) -> BackwardCost:
-    """The backward of a convolution."""
+    """Measure the backward of a convolution in two parts."""
     from gemini.step.split_backward_ops import _each as dims_of
 
     dims, weight = len(shape) - 2, layer.weight.detach()
@@ -118,4 +118,4 @@ def measure_convolution_backward(
     bias, total = layer.bias is not None, torch.zeros_like(weight)
     usual = min_time_ms(lambda: run([has_input, True, bias]))
     back = min_time_ms(lambda: run([True, False, False])) if has_input else 0.0
-    return BackwardCost.of(back, min_time_ms(lambda: total.add_(run([False, True, bias])[1])), usual)
+    return BackwardCost.from_times(back, min_time_ms(lambda: total.add_(run([False, True, bias])[1])), usual)

@@ -1,11 +1,10 @@
-"""The heap of a worker: where the C library puts blocks, and what lies idle between them.
+"""Malloc model: where the C library places blocks in the heap of a worker, and the fragmentation between them.
 
-Freed blocks stay with a worker (`gemini.malloc`) and serve later ones, but only in one piece: a block takes the
-smallest gap that it fits into, else the heap grows. So a heap is larger than all that was ever in use at once, the more
-the more the blocks differ in size. Tensors are aligned, for which the C library wants a little more than it then takes:
-a gap that a block has left does not hold the next one of the same size unless it has grown together with another. What
-is left over of a gap goes to small blocks, where it is small, and does not come back. Small blocks that live on keep
-some gaps apart; which ones, nobody knows, so heaps of one and the same plan differ: `seed` stands for that.
+A worker keeps freed blocks (`gemini.malloc`) for later allocations: a block takes the smallest gap that it fits into,
+else the heap grows. So a heap exceeds the peak of memory in use, the more the more block sizes differ. Tensors are
+aligned, for which malloc requests a little more than it then uses: the gap of a freed block does not fit the next one
+of the same size unless it has been merged with a neighbour. A small remainder of a gap serves small blocks and is lost.
+Small blocks that stay alive keep some gaps from merging; which ones is unpredictable, and `seed` models that.
 """
 
 from __future__ import annotations
@@ -14,18 +13,18 @@ import random
 from bisect import bisect_left, insort
 from collections.abc import Hashable
 
-_SLACK = 64 + 32  # bytes: what is asked for beyond a block, to align it
-# Of so many places where two gaps meet, one has a small block between them that lives on: parts of autograd's graphs,
-# of libraries, of Python. Found by replaying the blocks of a T5 in two workers: their heaps had grown by 71 and 46 MB
+_SLACK = 64 + 32  # bytes: requested beyond a block, for its alignment
+# One of so many pairs of adjacent gaps has a small live block between them: parts of autograd graphs, of libraries, of
+# Python. Found by replaying the blocks of a T5 in two workers: their heaps had grown by 71 and 46 MB
 # (in another run by 94 and 45); replayed by 66 and 49, without such places by 54 and 38.
 _PINNED = 6
-_SMALL = 1032  # bytes: the C library keeps free blocks up to this size apart, for the next who wants one
-_LARGEST = 32 << 20  # bytes: larger ones do not come from the heap, and go back at once
+_SMALL = 1032  # bytes: free blocks up to this size are kept in separate bins
+_LARGEST = 32 << 20  # bytes: larger blocks are mapped outside the heap, and returned at once
 _MB = float(1 << 20)
 
 
 class HeapModel:
-    """Blocks by key."""
+    """A heap with blocks by key."""
 
     def __init__(self, seed: int = 0) -> None:
         self.size = self.live = self.most_live = self.most = 0  # bytes; `most` of both the heap and what is outside it
@@ -36,8 +35,8 @@ class HeapModel:
         self._at: dict[int, int] = {}  # size of the gap that starts somewhere
         self._until: dict[int, int] = {}  # start of the gap that ends somewhere
 
-    def take(self, key: Hashable, mb: float) -> None:
-        """Place a block; one that is there already stays."""
+    def allocate(self, key: Hashable, mb: float) -> None:
+        """Allocate a block, unless there is one of this key."""
         size = int(mb * _MB)
         if key in self._blocks or size <= 0:
             return
@@ -51,8 +50,8 @@ class HeapModel:
         self._blocks[key] = start, size
         self.most = max(self.most, self.size + self._outside)
 
-    def give(self, key: Hashable) -> None:
-        """Free a block, if it is there."""
+    def free(self, key: Hashable) -> None:
+        """Free a block, if there is one of this key."""
         found = self._blocks.pop(key, None)
         if found is None:
             return
@@ -62,15 +61,15 @@ class HeapModel:
             self._outside -= size
             return
         end = start + size
-        if end in self._at and self._joins():
+        if end in self._at and self._merges():
             end += self._remove(end)
-        if start in self._until and self._joins():
+        if start in self._until and self._merges():
             start = self._until[start]
             self._remove(start)
         self._add(start, end - start)
 
-    def _joins(self) -> bool:
-        """Whether two gaps side by side become one."""
+    def _merges(self) -> bool:
+        """Return whether two adjacent gaps merge."""
         return self._random.random() * _PINNED >= 1
 
     def _place(self, size: int) -> int:
@@ -81,7 +80,7 @@ class HeapModel:
             self._add(start + size, gap - size)
             return start
         start = self.size
-        if self.size in self._until:  # what is free at the end grows
+        if self.size in self._until:  # the free block at the end grows
             start = self._until[self.size]
             self._remove(start)
         self.size = max(self.size, start + size)

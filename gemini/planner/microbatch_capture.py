@@ -1,7 +1,7 @@
-"""Proving: a micro-batch of a model, captured, and proven to be one.
+"""Micro-batch capture: the graph of one micro-batch, with the proof that micro-batches give the result of the batch.
 
-Micro-batches may have one sample each. Python that does otherwise with one sample (`if len(x) == 1`, `squeeze()`) is
-captured on several instead; the plan then has fewer micro-batches, of two samples at least.
+Micro-batches may have one sample each. A model whose Python treats one sample specially (`if len(x) == 1`,
+`squeeze()`) is captured on several; the plan then has fewer micro-batches, of two samples or more.
 """
 
 from __future__ import annotations
@@ -34,39 +34,39 @@ if TYPE_CHECKING:
     from gemini.batch_analysis.graph_analysis import GraphKinds
     from gemini.planner.plan_request import PlanRequest
 
-_TRIES = 5  # captures of a model with branches on random numbers, until one goes a way that it goes again
-_SEVERAL = 2  # samples of the smallest micro-batch, where one sample will not do
+_MAX_CAPTURES = 5  # of a model with branches on random numbers, until two runs take the same branch
+_SEVERAL = 2  # samples of the smallest micro-batch, where one sample is not enough
 
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """A micro-batch: what the capture saw of it, and what follows for the whole batch."""
+    """A captured micro-batch, its proof, and how it divides the batch."""
 
     graph: Graph
     forms: GraphKinds
     call: tuple[tuple[Any, ...], dict[str, Any]]
-    sizes: list[int]  # of the micro-batches of this batch
+    sizes: list[int]  # of all micro-batches of the batch
     parts: float  # captured calls that make up the batch
 
 
 def prove_micro_batch(
     model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], batch: BatchLayout, request: PlanRequest
 ) -> MicroBatch:
-    """The smallest micro-batch that the wish asks for; raises UnplannableError."""
+    """Capture and prove the smallest micro-batch of the request; raises UnplannableError."""
     call = args, kwargs
     first: MicroBatch | _CaptureFailure
     try:
         first = _capture_and_prove(model, call, batch, request, 1)
         reason = _find_one_sample_obstacle(first, batch.size)
     except _CaptureFailure as failed:
-        first, reason = failed, "few samples are too few"
+        first, reason = failed, "it fails on few samples"
     if reason and batch.size >= 2 * _SEVERAL and request.micro_batches > 1 and not request.current_branch:
         try:
             second = _capture_and_prove(model, call, batch, request, _SEVERAL)
             if not _find_obstacle(second, batch.size):
                 return _check_micro_batch(second, batch, request)
         except UnplannableError:
-            pass  # the first says more
+            pass  # the first attempt has the better reason
     times = _equal_parts(batch.size, request.micro_batches)
     if times > 1 and not request.current_branch and _may_loop(first, batch.size):
         try:
@@ -83,10 +83,10 @@ def prove_micro_batch(
 def _prove_sample_loop(
     model: nn.Module, call: tuple[tuple[Any, ...], dict[str, Any]], batch: BatchLayout, request: PlanRequest, times: int
 ) -> MicroBatch | None:
-    """A micro-batch of a model that loops over samples; modules without children are opened if one is the obstacle."""
-    for opened in (False, True):
-        found = _capture_and_prove(model, call, batch, request, batch.size // times, times, opened=opened)
-        if random_guards(found.graph):  # ways through them are not known of loops
+    """Prove a model that loops over samples; modules without children are opened if one is the obstacle."""
+    for opens_leaves in (False, True):
+        found = _capture_and_prove(model, call, batch, request, batch.size // times, times, opens_leaves=opens_leaves)
+        if random_guards(found.graph):  # random branches inside loops are not supported
             return None
         reason = _find_obstacle(found, batch.size)
         if not reason:
@@ -96,10 +96,10 @@ def _prove_sample_loop(
     return None
 
 
-def _concerns_leaf(piece: MicroBatch, reason: str) -> bool:
-    """Whether a reason is about a module without children that is not one of torch.nn."""
-    leaves = [node for node in piece.graph.nodes if node.kind == "module"]
-    own = [node for node in leaves if not _class_of(piece.graph, node.target).__module__.startswith("torch.nn.")]
+def _concerns_leaf(micro_batch: MicroBatch, reason: str) -> bool:
+    """Return whether a reason concerns a module without children that is not one of torch.nn."""
+    leaves = [node for node in micro_batch.graph.nodes if node.kind == "module"]
+    own = [node for node in leaves if not _class_of(micro_batch.graph, node.target).__module__.startswith("torch.nn.")]
     return any(reason.startswith(f"{node.name} (") for node in own)
 
 
@@ -108,18 +108,18 @@ def _class_of(graph: Graph, name: str) -> type:
 
 
 def _equal_parts(samples: int, most: int) -> int:
-    """Into how many equal micro-batches samples can be dealt out."""
+    """Return the largest number of micro-batches of equal size."""
     return next((count for count in range(min(samples, most), 1, -1) if samples % count == 0), 1)
 
 
-def _may_loop(piece: MicroBatch | _CaptureFailure, samples: int) -> bool:
-    """Whether a loop over samples, or a branch on their contents, may be what keeps them from being split."""
-    if isinstance(piece, _CaptureFailure):
+def _may_loop(micro_batch: MicroBatch | _CaptureFailure, samples: int) -> bool:
+    """Return whether a loop over samples, or a branch on their contents, may be the obstacle."""
+    if isinstance(micro_batch, _CaptureFailure):
         return False
-    found, graph = _find_obstacle(piece, samples), piece.graph
+    found, graph = _find_obstacle(micro_batch, samples), micro_batch.graph
     reasons = [graph.checked.get("half batch", ""), *graph.blocks.values(), *graph.calls.values()]
     counts = graph.batch_size is None or any("batch size" in reason or "from data" in reason for reason in reasons)
-    return bool(found) and (counts or "a branch depends" in found or _concerns_leaf(piece, found))
+    return bool(found) and (counts or "a branch depends" in found or _concerns_leaf(micro_batch, found))
 
 
 class _CaptureFailure(UnplannableError):
@@ -134,9 +134,12 @@ def _capture_and_prove(  # noqa: PLR0917
     least: int,
     times: int = 0,
     *,
-    opened: bool = False,
+    opens_leaves: bool = False,
 ) -> MicroBatch:
-    """A micro-batch of so many samples at least; with `times`, of so many, in a batch of so many times as many."""
+    """Capture and prove a micro-batch of `least` samples or more.
+
+    With `times`: of exactly `least` samples, as one of `times` equal parts of the batch.
+    """
     from gemini.batch_analysis.graph_analysis import prove_graph
 
     sizes = micro_batch_sizes(batch.size, min(request.micro_batches, batch.size // least))
@@ -146,48 +149,52 @@ def _capture_and_prove(  # noqa: PLR0917
         else max(sizes[0], _samples_to_capture(model, batch, sizes, least, request))
     )
     few = least if times else few
-    piece = slice_call(*call, batch, 0, few)
+    micro_batch = slice_call(*call, batch, 0, few)
     try:
-        graph = _capture_repeatable(model, *piece, request, CaptureOptions(batch, times, opened))
-    except (RuntimeError, ValueError, IndexError, TypeError) as error:  # of the model: few samples are too few
+        graph = _capture_repeatable(model, *micro_batch, request, CaptureOptions(batch, times, opens_leaves))
+    except (RuntimeError, ValueError, IndexError, TypeError) as error:  # raised by the model: it needs more samples
         raise _CaptureFailure(f"on {few} samples it raises {type(error).__name__}: {error!s:.150}") from error
-    # Layers are looked at by running them.
+    # The proof runs layers.
     with torch.random.fork_rng(devices=[]):
-        forms = prove_graph(graph, *piece, least=least, micro_batch_statistics=request.micro_batch_statistics)
-    return MicroBatch(graph, forms, piece, sizes, 1.0 if request.current_branch else len(sizes) * sizes[0] / few)
+        forms = prove_graph(graph, *micro_batch, least=least, micro_batch_statistics=request.micro_batch_statistics)
+    return MicroBatch(graph, forms, micro_batch, sizes, 1.0 if request.current_branch else len(sizes) * sizes[0] / few)
 
 
-def _check_micro_batch(piece: MicroBatch, batch: BatchLayout, request: PlanRequest) -> MicroBatch:
-    if piece.forms.reason:
+def _check_micro_batch(micro_batch: MicroBatch, batch: BatchLayout, request: PlanRequest) -> MicroBatch:
+    if micro_batch.forms.reason:
         if not request.gather_reason:
-            raise (CoupledSamplesError if piece.forms.interpreter.blockers else UnplannableError)(piece.forms.reason)
-        piece = replace(piece, forms=exclude_tail(piece.forms))
-    check_batch_dims(piece.graph, piece.call, batch)
-    check_outputs_joinable(piece.forms)
-    return piece
+            raise (CoupledSamplesError if micro_batch.forms.interpreter.blockers else UnplannableError)(
+                micro_batch.forms.reason
+            )
+        micro_batch = replace(micro_batch, forms=exclude_tail(micro_batch.forms))
+    check_batch_dims(micro_batch.graph, micro_batch.call, batch)
+    check_outputs_joinable(micro_batch.forms)
+    return micro_batch
 
 
-def _find_obstacle(piece: MicroBatch, samples: int) -> str:
-    """What keeps so many samples from being split, as far as the model itself tells."""
+def _find_obstacle(micro_batch: MicroBatch, samples: int) -> str:
+    """Return why the model cannot be split for this batch size; '' if it can."""
     from gemini.batch_analysis.graph_analysis import find_size_branch
 
-    forms = piece.forms
-    kinds = [forms.kind(ref) for ref in piece.graph.outputs()]
+    forms = micro_batch.forms
+    kinds = [forms.kind(ref) for ref in micro_batch.graph.outputs()]
     opaque = next((kind.reason for kind in kinds if isinstance(kind, Opaque)), "")
-    return forms.reason or find_size_branch(forms.interpreter, piece.graph, samples) or opaque
+    return forms.reason or find_size_branch(forms.interpreter, micro_batch.graph, samples) or opaque
 
 
-def _find_one_sample_obstacle(piece: MicroBatch, samples: int) -> str:
-    """What keeps them from being split, and may not do so where a micro-batch has several."""
+def _find_one_sample_obstacle(micro_batch: MicroBatch, samples: int) -> str:
+    """Return an obstacle that may disappear with several samples per micro-batch; '' if there is none."""
     from gemini.batch_analysis.graph_analysis import find_size_branch
 
-    found, graph = _find_obstacle(piece, samples), piece.graph
-    if not found or piece.forms.least > 1:
+    found, graph = _find_obstacle(micro_batch, samples), micro_batch.graph
+    if not found or micro_batch.forms.least > 1:
         return ""
     reasons = [graph.checked.get("half batch", ""), *graph.blocks.values(), *graph.calls.values()]
     if graph.batch_size is None or any("batch size" in reason for reason in reasons):
         return found
-    if SQUEEZED in found or (not piece.forms.reason and find_size_branch(piece.forms.interpreter, graph, samples)):
+    if SQUEEZED in found or (
+        not micro_batch.forms.reason and find_size_branch(micro_batch.forms.interpreter, graph, samples)
+    ):
         return found
     return ""
 
@@ -195,7 +202,7 @@ def _find_one_sample_obstacle(piece: MicroBatch, samples: int) -> str:
 def _samples_to_capture(
     model: nn.Module, batch: BatchLayout, sizes: list[int], least: int, request: PlanRequest
 ) -> int:
-    """How many samples a capture needs, half of which it looks at, too: statistics are of two or more."""
+    """Return the samples that a capture needs; it also runs on half of them, and statistics need two or more."""
     if not any(uses_batch_statistics(module) for module in model.modules()):
         return 1 if least == 1 else 2 * least
     if min(sizes) < 2 and not request.gather_reason:
@@ -204,28 +211,30 @@ def _samples_to_capture(
 
 
 def check_batch_dims(graph: Graph, call: tuple[tuple[Any, ...], dict[str, Any]], batch: BatchLayout) -> None:
-    """The graph must have found samples where the call has been cut."""
+    """Raise UnplannableError where the graph has found other sample dimensions than those of `batch`."""
     bound = bind(graph.bound_model(), *call)
     seen = {id(follow(bound, path)): graph.nodes[node] for node, path in graph.inputs.items()}
-    for tensor, (dim, factor) in zip(ModelCall(*call).tensors, batch.places(), strict=True):
+    for tensor, (dim, factor) in zip(ModelCall(*call).tensors, batch.sample_dims(), strict=True):
         node = seen.get(id(tensor))
         if node is None:
             continue
         meta = next(iter(node.outputs.values()))
         if (found := meta.batch_dim) != dim:
-            raise UnplannableError(f"whether dimension {dim} or {found} of {node.target} counts samples is not clear")
+            raise UnplannableError(
+                f"it is ambiguous whether dimension {dim} or {found} of {node.target} counts samples"
+            )
         if dim is not None and meta.batch_factor != factor:
             raise UnplannableError(
-                f"{node.target} has {factor} or {meta.batch_factor} rows a sample: that is not clear"
+                f"it is ambiguous whether {node.target} has {factor} or {meta.batch_factor} rows per sample"
             )
 
 
 def _capture_repeatable(
     model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], request: PlanRequest, options: CaptureOptions
 ) -> Graph:
-    """A graph that was checked at two numbers of samples: of branches on random numbers, a way that is often gone."""
+    """Capture a graph that is valid for two batch sizes; of random branches, those that several seeds take."""
     graph = capture_graph(model, args, kwargs, request, options)
-    for seed in range(0 if request.current_branch else _TRIES):
+    for seed in range(0 if request.current_branch else _MAX_CAPTURES):
         if graph.batch_size is not None or not random_guards(graph):
             break
         with torch.random.fork_rng(devices=[]):
@@ -237,7 +246,7 @@ def _capture_repeatable(
 def capture_graph(
     model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], request: PlanRequest, options: CaptureOptions
 ) -> Graph:
-    """The graph of a call, an earlier one of its like if that is kept."""
+    """Return the graph of a call, from the cache if possible; raises UnplannableError."""
     from gemini.cache.graphs import load_or_capture
 
     settings: dict[str, Any] = {"depth": None, "basic_blocks": ()}
@@ -249,6 +258,6 @@ def capture_graph(
     if graph.is_whole:
         raise UnplannableError(f"it had to be captured whole: {graph.blocks['']}")
     for ref in graph.outputs():
-        if (ref.source, ref.path) not in graph.nodes[ref.node].outputs:  # an array of NumPy's: it cannot be put off
-            raise UnplannableError(f"{graph.nodes[ref.node].name} computes what is returned, and is no tensor")
+        if (ref.source, ref.path) not in graph.nodes[ref.node].outputs:  # a NumPy array: it cannot be deferred
+            raise UnplannableError(f"{graph.nodes[ref.node].name} is returned, and is no tensor")
     return return_attribute_writes(graph)

@@ -23,7 +23,7 @@ def find_batch_dims(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, A
     """
     saved = ModelSnapshot(model, watch=True)
     try:
-        with saved.watching():
+        with saved.watch_writes():
             found = find_batch_layout(model, ModelCall(args, kwargs), Warmup(model, saved))
     finally:
         saved.restore()
@@ -43,5 +43,5 @@ def slice_call(
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the call for `length` of its samples."""
     call = ModelCall(args, kwargs)
-    parts = batch.take(call.tensors, start, length)
+    parts = batch.copy(call.tensors, start, length)
     return call.with_tensors(parts)

@@ -1,4 +1,4 @@
-"""Choosing: of all layouts and schedules, the one that a step will run by, within the memory of the workers."""
+"""Plan search: the fastest combination of stage layout and schedule within the memory of the workers."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from gemini.planner.user_schedules import choose_from_file, choose_replicated
 from gemini.profiling.profile_result import Profile
 from gemini.schedule.link_costs import FREE
 
-_SHARES = (1.0, 0.8, 0.6)  # of the memory, for what estimates leave out: schedules that take less are searched for then
-_CHUNKS = 4  # stages a worker where a batch is one micro-batch: only other stages' backward can be overlapped then
+_SHARES = (1.0, 0.8, 0.6)  # of the memory limit: estimates omit a part, so smaller schedules are searched as well
+_CHUNKS = 4  # stages per worker for a single micro-batch: only the backward of other stages can overlap
 
 
 def search_plan(
@@ -35,45 +35,44 @@ def search_plan(
     is_bound: bool,
     tail: TailNodes | None = None,
 ) -> ScheduleChoice:
-    """The fastest; by the schedule that was asked for, which need not be where the batch is one micro-batch, or has
-    fewer samples than micro-batches were asked for.
+    """Return the fastest plan; a requested schedule is binding where `is_bound` and the batch has enough samples.
 
-    Where nothing fits into the workers, activations are computed again in backward. Raises InvalidPlanError where what
-    was asked for takes more memory even so, and UnplannableError where everything does.
+    Where nothing fits into the workers, activations are recomputed in backward. Raises InvalidPlanError where the
+    requested schedule still exceeds the memory limit, UnplannableError where every schedule does.
     """
-    is_whole = options.micro_batches == request.micro_batches  # else the batch has fewer samples
+    has_all = options.micro_batches == request.micro_batches  # else the batch has too few samples
     if request.is_from_file or (request.schedule in REPLICATED and is_bound and tail is None):
         try:
             return _check_memory(_choose_fixed_plan(graph, profile, request, options), request)
         except ScheduleError:
-            if is_whole:
+            if has_all:
                 raise
             request = replace(request, schedule=AUTO)
-    costs, arranged = profile, None
+    costs, rearrange = profile, None
     if tail is not None:
         costs, tail_ms = tail.split_costs(profile)
-        arranged = partial(put_forwards_first, tail_ms=tail_ms)
+        rearrange = partial(put_forwards_first, tail_ms=tail_ms)
     try:
-        ways = product((False, True) if tail is None else (False,), _SHARES)
-        for again, share in ways if options.workers else ((False, 1.0),):
-            limited = _limit_memory(options, share, recompute=again)
-            laid = _enumerate_feasible(graph, costs, request, limited, _CHUNKS if not is_bound else 2, tail)
-            found = choose_schedule(graph, costs, laid, limited, request.schedule, arranged=arranged)
+        attempts = product((False, True) if tail is None else (False,), _SHARES)
+        for recompute, share in attempts if options.workers else ((False, 1.0),):
+            limited = _limit_memory(options, share, recompute=recompute)
+            layouts = _enumerate_feasible(graph, costs, request, limited, _CHUNKS if not is_bound else 2, tail)
+            found = choose_schedule(graph, costs, layouts, limited, request.schedule, rearrange=rearrange)
             if _peak_mb(found) <= (request.memory_limit_mb or math.inf):
                 return found
     except ScheduleError as error:
-        if request.schedule != AUTO and is_bound and tail is None and is_whole:
+        if request.schedule != AUTO and is_bound and tail is None and has_all:
             raise
         if request.schedule != AUTO:
             return search_plan(graph, profile, replace(request, schedule=AUTO), options, is_bound=is_bound, tail=tail)
         raise UnplannableError(str(error).partition("\n")[0]) from error
     if tail is not None:
-        raise UnplannableError("all micro-batches at once, as its loss needs them, do not fit into the workers")
-    return _check_memory(found, request if is_bound and is_whole else replace(request, schedule=AUTO))
+        raise UnplannableError("its loss needs all micro-batches at once, and they do not fit into the workers")
+    return _check_memory(found, request if is_bound and has_all else replace(request, schedule=AUTO))
 
 
 def _choose_fixed_plan(graph: Graph, profile: Profile, request: PlanRequest, options: Options) -> ScheduleChoice:
-    """By a plan that is laid out already."""
+    """Return the choice for a schedule that fixes its layout."""
     if request.schedule in REPLICATED:
         return choose_replicated(graph, profile, options, request.schedule, request.workers)
     path = Path(request.schedule)
@@ -83,7 +82,7 @@ def _choose_fixed_plan(graph: Graph, profile: Profile, request: PlanRequest, opt
 
 
 def _limit_memory(options: Options, share: float, *, recompute: bool) -> Options:
-    """With a share of the memory, and activations that are kept or computed again in backward."""
+    """Return options with a share of the memory limit."""
     workers = [
         replace(one, memory_mb=None if one.memory_mb is None else one.memory_mb * share) for one in options.workers
     ]
@@ -97,27 +96,27 @@ def _peak_mb(choice: ScheduleChoice) -> float:
 def _enumerate_feasible(  # noqa: PLR0917
     graph: Graph, costs: Profile, request: PlanRequest, options: Options, chunks: int, tail: TailNodes | None
 ) -> Iterator[Partition]:
-    """Layouts that fit by the partitioners' estimate; where none does, all: a schedule may take less than that."""
+    """Yield layouts that fit by the estimate of the partitioner; where none does, all: a schedule may need less."""
 
-    def found(options: Options) -> Iterator[Partition]:
-        made = enumerate_layouts(graph, costs, request.workers, request.partitioner, options, most_chunks=chunks)
+    def enumerate_within(options: Options) -> Iterator[Partition]:
+        limited = enumerate_layouts(graph, costs, request.workers, request.partitioner, options, most_chunks=chunks)
         if tail is None:
-            return made
-        # Where links cost more than a small model computes, only the tail may be left to a worker.
+            return limited
+        # Where links cost more than a small model computes, a worker may get nothing but the tail.
         options = replace(options, links=FREE)
         free = enumerate_layouts(graph, costs, request.workers, request.partitioner, options, most_chunks=chunks)
-        return tail.filter_layouts(made, free)
+        return tail.filter_layouts(limited, free)
 
     try:
-        yield from found(options)
+        yield from enumerate_within(options)
     except PartitionError:
         if not options.workers:
             raise
-        yield from found(replace(options, workers=()))
+        yield from enumerate_within(replace(options, workers=()))
 
 
 def _check_memory(choice: ScheduleChoice, request: PlanRequest) -> ScheduleChoice:
-    """A choice that is within the memory of the workers."""
+    """Return the choice if it is within the memory limit; raises InvalidPlanError or UnplannableError."""
     if request.memory_limit_mb is None or _peak_mb(choice) <= request.memory_limit_mb:
         return choice
     worker = max(choice.analysis.workers, key=lambda one: one.memory.total_mb)

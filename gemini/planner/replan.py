@@ -1,8 +1,8 @@
-"""Experience: a plan made again from what actions took in its steps.
+"""Replanning with the measured times of a plan.
 
-A profile is of one process; workers have other cores, caches and neighbours. Where one of them is busy for longer than
-the others, and was not planned to be, the nodes of its stages are taken to cost as much more as their actions did, and
-stages and schedule are chosen anew: work goes to those who wait.
+A profile is taken in one process; workers have other cores, caches and neighbours. Where a worker is busy for longer
+than planned, the costs of the nodes of its stages are scaled by the measured times of their actions, and partition and
+schedule are searched again.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
 
 
 def imbalance_ms(plan: StepPlan) -> float:
-    """How much shorter a step would be if its busiest worker had no larger share of the work than planned."""
+    """Return how much shorter a step would be if its busiest worker had its planned share of the work."""
     planned, measured = _busy_ms(plan.schedule), _busy_ms(plan.expected)
     return max(measured) - max(planned) / sum(planned) * sum(measured)
 
 
 def _busy_ms(plan: SchedPlan) -> list[float]:
-    """How long every worker computes."""
+    """Return the compute time per worker."""
     return [float(sum(block.span for block in plan.device_blocks(device))) for device in range(plan.ndevs)]
 
 
 def apply_measured_times(plan: StepPlan) -> Profile:
-    """The profile with nodes that take as much longer as the actions of their stages did."""
+    """Return the profile with node times scaled by the measured times of their stages."""
     planned, measured, stage_of = _spans(plan.schedule), _spans(plan.expected), plan.partition.stage_of
 
     def ratio(node: NodeCost, *btypes: str) -> float:
@@ -39,7 +39,7 @@ def apply_measured_times(plan: StepPlan) -> Profile:
         expected, took = sum(planned[key] for key in keys), sum(measured[key] for key in keys)
         return took / expected if expected > 0 else 1.0
 
-    def again(node: NodeCost) -> NodeCost:
+    def scale(node: NodeCost) -> NodeCost:
         if node.id not in stage_of:
             return node
         back, share = ratio(node, BACKWARD, INPUT_GRADIENT), node.weight_share
@@ -50,9 +50,9 @@ def apply_measured_times(plan: StepPlan) -> Profile:
         forward_ms, backward_ms = node.forward_ms * ratio(node, FORWARD), node.backward_ms * back
         return replace(node, forward_ms=forward_ms, backward_ms=backward_ms, weight_share=share)
 
-    return replace(plan.profile, nodes=tuple(map(again, plan.profile.nodes)))
+    return replace(plan.profile, nodes=tuple(map(scale, plan.profile.nodes)))
 
 
 def _spans(plan: SchedPlan) -> dict[tuple[int, str], float]:
-    """What actions take, by stage and type: the same for all micro-batches."""
+    """Return the time per stage and action type; it is the same for all micro-batches."""
     return {(block.stage or 0, block.btype): float(block.span) for block in plan}

@@ -1,4 +1,4 @@
-"""Drawing: which random numbers each stage draws, found by running all stages on few samples, twice."""
+"""RNG analysis: the random numbers of each stage, found by running all stages on few samples, twice."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ from gemini.random_numbers.random_ops import UnsliceableRandomOp
 from gemini.random_numbers.rng_recorder import RandomOp, RandomOpPattern, RandomOpRecorder, match_patterns
 
 Recorded = list[list[RandomOp]]
-Drawn = tuple[tuple[RandomOpPattern, ...], ...]
+StagePatterns = tuple[tuple[RandomOpPattern, ...], ...]
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 def record_stage_rng(
     piped: Piped, args: tuple[Any, ...], kwargs: dict[str, Any], batch: BatchLayout
-) -> tuple[Drawn, RandomBranches | None]:
-    """The draws of every stage, and branches on them; nothing of the model or the generator is left changed."""
+) -> tuple[StagePatterns, RandomBranches | None]:
+    """Return the random numbers of every stage, and branches on them; model and generators are left unchanged."""
     if not any(node.random for node in piped.graph.nodes) or batch.size < 2:
         return ((),) * len(piped.stages), None
     devices = {tensor.device.type for tensor in (*piped.model.parameters(), *piped.model.buffers())}
-    if devices - {"cpu"}:  # kernels there draw in an order of their own, and give no part of it
+    if devices - {"cpu"}:  # kernels generate random numbers in their own order, which cannot be sliced
         raise UnplannableError(
-            f"it draws random numbers on {min(devices - {'cpu'})}, which cannot be drawn for the whole batch; "
-            "rng='fast' would let every micro-batch draw its own"
+            f"it uses random numbers on {min(devices - {'cpu'})}, which cannot be generated for the whole batch; "
+            "rng='fast' generates them per micro-batch"
         )
     if piped.graph.rolled:
         return _record_sample_loop_rng(piped, (args, kwargs), batch), None
@@ -56,13 +56,16 @@ def record_stage_rng(
     except GuardBroken as error:
         raise UnplannableError(f"a branch depends on the number of samples: {error}") from error
     except UnsliceableRandomOp as error:
-        raise UnplannableError(f"its random numbers cannot be drawn for the whole batch: {error}") from error
+        raise UnplannableError(f"its random numbers cannot be generated for the whole batch: {error}") from error
     except UnpredictableBranch as error:
         raise UnplannableError(str(error)) from error
 
 
-def _record_sample_loop_rng(piped: Piped, call: Arguments, batch: BatchLayout) -> Drawn:
-    """Where stages run on so many samples only: the draws of their nodes beside those of the model on the batch."""
+def _record_sample_loop_rng(piped: Piped, call: Arguments, batch: BatchLayout) -> StagePatterns:
+    """Compare the random numbers of nodes on one micro-batch with those of the model on the batch.
+
+    The stages of a sample loop run for one number of samples only.
+    """
     samples = piped.graph.batch_size or 1
     if random_guards(piped.graph):
         raise UnplannableError("a branch depends on random numbers, in a model that loops over samples")
@@ -71,25 +74,27 @@ def _record_sample_loop_rng(piped: Piped, call: Arguments, batch: BatchLayout) -
         every = iter(_record_model_rng(piped, call))
         many = {at: list(islice(every, len(found))) for at, found in sorted(few.items())}
         if next(every, None) is not None:
-            raise UnsliceableRandomOp("there are more draws for more samples")
+            raise UnsliceableRandomOp("there are more random ops for more samples")
         made = {at: match_patterns(many[at], batch.size, found, samples) for at, found in few.items()}
     except UnsliceableRandomOp as error:
-        raise UnplannableError(f"its random numbers cannot be drawn for the whole batch: {error}") from error
+        raise UnplannableError(f"its random numbers cannot be generated for the whole batch: {error}") from error
     return tuple(tuple(one for at in nodes for one in made.get(at, ())) for nodes in piped.partition.stages)
 
 
 def _record_model_rng(piped: Piped, call: Arguments) -> list[RandomOp]:
-    undo, recorder = Rollback(piped.mutable_state, bind(piped.model, *call)), RandomOpRecorder()
+    rollback, recorder = Rollback(piped.mutable_state, bind(piped.model, *call)), RandomOpRecorder()
     try:
         with torch.random.fork_rng(), torch.no_grad(), recorder.recording():
             piped.model(*call[0], **call[1])
     finally:
-        undo.undo()
+        rollback.undo()
     return recorder.ops
 
 
-def _record_with_branches(piped: Piped, calls: list[Arguments], sizes: tuple[int, int]) -> tuple[Drawn, RandomBranches]:
-    """The draws of every node: which way random numbers went in these runs does not matter."""
+def _record_with_branches(
+    piped: Piped, calls: list[Arguments], sizes: tuple[int, int]
+) -> tuple[StagePatterns, RandomBranches]:
+    """Return the random numbers per node: the branches taken in these runs do not matter."""
     first, second = (record_node_rng(piped, call) for call in calls)
     made = {
         at: [
@@ -105,13 +110,10 @@ def _record_with_branches(piped: Piped, calls: list[Arguments], sizes: tuple[int
 
 
 def record_node_rng(piped: Piped, call: Arguments) -> dict[int, list[RandomOp]]:
-    """The draws of every node that makes some, whichever way random numbers go; nothing is left changed."""
+    """Return the random ops of every random node, whatever branches are taken; nothing is left changed."""
     graph, bound = piped.graph, bind(piped.model, *call)
-    undo, execution, free = (
-        Rollback(piped.mutable_state, bound),
-        Execution(graph, piped.model, bound),
-        random_guards(graph),
-    )
+    rollback, execution = Rollback(piped.mutable_state, bound), Execution(graph, piped.model, bound)
+    free = random_guards(graph)
     found = {}
     try:
         with torch.random.fork_rng(), torch.no_grad(), RegionSwitch() as regions:
@@ -125,7 +127,7 @@ def record_node_rng(piped: Piped, call: Arguments) -> dict[int, list[RandomOp]]:
                 if node.random:
                     found[node.id] = recorder.ops
     finally:
-        undo.undo()
+        rollback.undo()
     return found
 
 
@@ -133,14 +135,14 @@ def _run_node(execution: Execution, node: Node) -> None:
     try:
         execution.step(node)
     except NodeFailed as failed:
-        if isinstance(failed.cause, UnsliceableRandomOp):  # the recorder's, not the node's
+        if isinstance(failed.cause, UnsliceableRandomOp):  # raised by the recorder
             raise failed.cause from failed
         raise UnplannableError(f"a part of the batch does not run alone: {failed}") from failed
 
 
 def _record_stages(piped: Piped, call: Arguments) -> Recorded:
     bound = bind(piped.model, *call)
-    undo = Rollback(piped.mutable_state, bound)
+    rollback = Rollback(piped.mutable_state, bound)
     caller = CallerSide(piped.routes, piped.model, bound)
     found = []
     try:
@@ -153,18 +155,18 @@ def _record_stages(piped: Piped, call: Arguments) -> Recorded:
                 values.update(name_outputs(interface, made))
                 found.append(recorder.ops)
     finally:
-        undo.undo()
+        rollback.undo()
     return found
 
 
 def check_host_rng(graph: Graph) -> None:
-    """Refuse modules that draw from Python's or NumPy's generator in Python that is not followed.
+    """Refuse modules that use the generator of Python or NumPy in Python that is not traced.
 
-    Such a call is not put off: others, of the program or of its models, draw from these generators in their turn.
+    Such a call cannot be deferred: other code of the script uses these generators in between.
     """
     found = [name for name, reason in graph.blocks.items() if reason.startswith(USES_HOST_RNG)]
     if found:
-        raise UnplannableError(f"{found[0] or 'the model'} is not looked into, and {USES_HOST_RNG}")
-    for node in graph.nodes:  # drawn ahead it would have no gradient, and layers that it calls would run twice
+        raise UnplannableError(f"{found[0] or 'the model'} is not traced, and {USES_HOST_RNG}")
+    for node in graph.nodes:  # precomputed, it would have no gradient, and layers that it calls would run twice
         if uses_host_rng(graph, node) and node.uses:
             raise UnplannableError(f"{node.name} computes with tensors of the model, and {USES_HOST_RNG}")

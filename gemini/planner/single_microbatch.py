@@ -1,13 +1,13 @@
-"""Undivided: a batch that may not be split, as one micro-batch by a plan.
+"""Single micro-batch: the plan for a batch that cannot be split.
 
-Batch normalization in training, a loss that compares samples with each other, Python that counts its samples: whatever
-keeps a batch whole does not keep the model from running in stages. The step is one request to the workers, its loss
-runs where the last stage does, and weights' gradients of one worker are computed while another goes on with backward.
+Batch normalization in training, a loss that compares samples, Python that counts samples: such models still run in
+stages. The step is one request to the workers, the loss runs with the last stage, and a worker computes weight
+gradients while another continues with backward.
 
     worker 0   F ───────────── I W
     worker 1       F L I W
 
-Nothing needs to be proven: every stage sees all samples, and draws the numbers that the model would draw.
+No proof is needed: every stage sees all samples, and generates the random numbers that the model would.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ if TYPE_CHECKING:
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
-_UNSLICED = RandomOpPattern("", (), (), None)  # the whole batch is drawn for at once: nothing is cut
+_UNSLICED = RandomOpPattern("", (), (), None)  # random numbers of the whole batch at once
 
 
 def capture_whole_batch(
     model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], batch: BatchLayout | None, request: PlanRequest
 ) -> tuple[MicroBatch, BatchLayout]:
-    """All of a batch, captured, and what counts samples in it, where that is known; raises UnplannableError."""
+    """Capture the whole batch, with its sample dimensions where they are known; raises UnplannableError."""
     from gemini.batch_analysis.graph_analysis import GraphKinds
     from gemini.batch_analysis.propagate import KindInterpreter
 
@@ -61,28 +61,28 @@ def capture_whole_batch(
             check_batch_dims(graph, (args, kwargs), batch)
         except UnplannableError:
             batch = None
-    if batch is None or graph.batch_size is None or random_guards(graph):  # what is drawn is known for this size
+    if batch is None or graph.batch_size is None or random_guards(graph):  # random numbers are recorded for this size
         batch = BatchLayout((None,) * len(ModelCall(args, kwargs).tensors), 1)
     return MicroBatch(graph, GraphKinds(graph, KindInterpreter()), (args, kwargs), [batch.size], 1.0), batch
 
 
 def _find_side_effect(graph: Graph) -> str:
-    """What a run leaves behind that would stay in a worker, or cannot be foreseen.
+    """Return a side effect that would stay in a worker; '' if there is none.
 
-    Other branches on contents are no fault: stages look how they come out, on all samples, as the model does.
+    Branches on contents are no obstacle: stages evaluate them on all samples, as the model does.
     """
     model = graph.bound_model()
     for node in graph.nodes:
         if node.target == ASSIGN and any(isinstance(leaf, (Ref, Number)) for leaf in leaves(node.args)):
-            return f"{node.name} keeps something of the batch in an attribute"
+            return f"{node.name} stores a value of the batch in an attribute"
         for owner in node.changes if node.target != ASSIGN else ():
             if not type(model.get_submodule(owner)).__module__.startswith("torch.nn."):
-                return f"{node.name} keeps something of every run ({owner})"
+                return f"{node.name} stores a value per run ({owner})"
     return ""
 
 
 def find_whole_batch_branches(piped: Piped, args: tuple[Any, ...], kwargs: dict[str, Any]) -> RandomBranches | None:
-    """The branches on random numbers: the plan is for the way that the generator says now."""
+    """Return the branches on random numbers; the plan is for those that the current generator state selects."""
     if not random_guards(piped.graph):
         return None
     try:
@@ -90,32 +90,32 @@ def find_whole_batch_branches(piped: Piped, args: tuple[Any, ...], kwargs: dict[
         made = {at: [*map(NodeDraw, match_patterns(one, 1, one, 1), one)] for at, one in found.items()}
         return RandomBranches(piped.graph, made)
     except (UnsliceableRandomOp, UnpredictableBranch, GuardBroken) as error:
-        raise UnplannableError(f"a branch on random numbers cannot be foreseen: {error}") from error
+        raise UnplannableError(f"a branch on random numbers cannot be predicted: {error}") from error
 
 
 def record_whole_batch_rng(
     piped: Piped, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[RandomOpPattern, ...], ...]:
-    """Which stages draw random numbers, found by running them; nothing of model or generators is left changed."""
+    """Return which stages generate random numbers, by running them; model and generators are left unchanged."""
     if not any(node.random for node in piped.graph.nodes):
         return ((),) * len(piped.stages)
     bound = bind(piped.model, args, kwargs)
-    undo = Rollback(piped.mutable_state, bound)
+    rollback = Rollback(piped.mutable_state, bound)
     caller = CallerSide(piped.routes, piped.model, bound)
     found: list[tuple[RandomOpPattern, ...]] = []
     try:
         with torch.random.fork_rng(), torch.no_grad():
             values = {port.name: caller.read_port(port) for port in piped.routes.from_call}
             for interface, stage in zip(piped.interfaces, piped.stages, strict=True):
-                before, others = torch_rng_fingerprint(), host_rng_fingerprint()
+                torch_before, host_before = torch_rng_fingerprint(), host_rng_fingerprint()
                 try:
                     made = stage(*[values[port.name] for port in interface.inputs])
                 except GuardBroken as broken:
-                    raise UnplannableError(f"a branch does not repeat itself: {broken}") from broken
+                    raise UnplannableError(f"a branch is not reproducible: {broken}") from broken
                 values.update(name_outputs(interface, made))
-                if host_rng_fingerprint() != others:
-                    raise UnplannableError("it draws from Python's or NumPy's random numbers")
-                found.append((_UNSLICED,) if torch_rng_fingerprint() != before else ())
+                if host_rng_fingerprint() != host_before:
+                    raise UnplannableError("it uses the random numbers of Python or NumPy")
+                found.append((_UNSLICED,) if torch_rng_fingerprint() != torch_before else ())
     finally:
-        undo.undo()
+        rollback.undo()
     return tuple(found)

@@ -1,9 +1,9 @@
-"""Layouts: the ways of laying stages on workers that are worth a schedule.
+"""Stage layouts: assignments of stages to workers that a schedule is searched for.
 
-straight     0 1 2 3               one stage a worker
-looped       0 1 2 3 0 1 2 3       several, each worker in turn: shorter bubbles, more to send
-vee          0 1 2 3 3 2 1 0       two, there and back: the loss is where the model begins
-free         as the partitioner balances best
+straight     0 1 2 3               one stage per worker
+looped       0 1 2 3 0 1 2 3       several, round robin: shorter bubbles, more transfers
+vee          0 1 2 3 3 2 1 0       two, forth and back: the loss is on the worker of the inputs
+free         the best balance of the partitioner
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ Model = tuple[Graph, Profile]
 def enumerate_layouts(
     graph: Graph, profile: Profile, nparts: int, partitioner: str, options: Options, *, most_chunks: int = 2
 ) -> Iterator[Partition]:
-    """Partitions to try, the simplest first; those that this model does not admit are left out.
+    """Yield the partitions to try, the simplest first.
 
-    Raises what the partitioner says where it finds none at all.
+    Raises the first PartitionError where there is no partition at all.
     """
     seen: set[tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]] = set()
     failure: PartitionError | None = None
@@ -46,7 +46,7 @@ def _attempts(
     yield _try_partition(model, nparts, partitioner, options)
     if nparts == 1 or partitioner != "exact":
         return
-    options = replace(options, rivals=False)  # they have been asked
+    options = replace(options, rivals=False)  # the heuristics have run
     yield _try_partition(model, nparts, partitioner, replace(options, mixed=False))
     for chunks in range(2, most_chunks + 1):
         yield _try_partition(model, nparts, partitioner, replace(options, chunks=chunks))
@@ -54,9 +54,9 @@ def _attempts(
         found = _try_partition(model, 2 * nparts, "exact", replace(options, mixed=False))
         if isinstance(found, PartitionError) or found.nstages != 2 * nparts:
             return
-        there = tuple(range(nparts))
-        for seats in ((*there, *there), (*there, *there[::-1])):
-            yield replace(found, nparts=nparts, workers=seats)
+        forth = tuple(range(nparts))
+        for workers in ((*forth, *forth), (*forth, *forth[::-1])):
+            yield replace(found, nparts=nparts, workers=workers)
 
 
 def _try_partition(model: Model, nparts: int, name: str, options: Options) -> Partition | PartitionError:

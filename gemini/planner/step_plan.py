@@ -1,4 +1,4 @@
-"""The plan of a step: stages, who runs them, and in which order all micro-batches go through them."""
+"""Step plan: the stages of a model, their workers, and the order in which micro-batches run through them."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 
 
 class UnplannableError(Exception):
-    """A model cannot run by a plan; the text says why, for its user."""
+    """A model cannot run by a plan; the text is a reason for the user."""
 
 
 class CoupledSamplesError(UnplannableError):
-    """Samples meet in a part of a model, which may be its end."""
+    """A part of the model, which may be its end, couples samples."""
 
 
 @dataclass(frozen=True)
 class MeasuredSteps:
-    """What is expected of a plan by some of its steps: what they were planned as, with the times that they had."""
+    """The schedule of a plan with the measured times of some of its steps."""
 
     schedule: SchedPlan
     step_ms: float
@@ -41,10 +41,9 @@ class MeasuredSteps:
 
 @dataclass(frozen=True)
 class StepPlan:
-    """All that is fixed for calls of one kind.
+    """Everything that is fixed for calls of one kind.
 
-    `batch` says which dimension of each tensor of the call counts samples, `forms` which values of the graph do;
-    `draws` are the random numbers of each stage.
+    `batch` has the sample dimension of each tensor of the call, `forms` that of each value of the graph.
     """
 
     graph: Graph
@@ -56,36 +55,34 @@ class StepPlan:
     micro_batches: int
     batch: BatchLayout
     forms: GraphKinds
-    rng_patterns: tuple[tuple[RandomOpPattern, ...], ...]  # empty: each worker draws its own
-    branches: RandomBranches | None = None  # on random numbers: the plan is for one way
-    buffers_written_once: tuple[
-        tuple[int, ...], ...
-    ] = ()  # of each stage: buffers that it writes once a step, by place among its own
-    single_micro_batch_reason: str = ""  # why the batch is one micro-batch, all of it
-    tail: TailNodes | None = None  # of the graph, what sees the whole batch, as the loss then does
-    captured_parts: float = 1.0  # of what was captured and profiled, in a batch
-    recompute: bool = False  # stages compute their activations again in backward, for want of memory
-    is_cached: bool = False  # an earlier run has made it
-    measured: MeasuredSteps | None = None  # once steps have run by it
+    rng_patterns: tuple[tuple[RandomOpPattern, ...], ...]  # per stage; empty: workers use their own generators
+    branches: RandomBranches | None = None  # on random numbers: the plan is for one outcome
+    buffers_written_once: tuple[tuple[int, ...], ...] = ()  # per step: of each stage, the indices of its buffers
+    single_micro_batch_reason: str = ""  # why the batch is not split
+    tail: TailNodes | None = None  # nodes that see the whole batch, as the loss then does
+    captured_parts: float = 1.0  # calls like the captured one that make up a batch
+    recompute: bool = False  # stages recompute their activations in backward, to save memory
+    is_cached: bool = False  # from the cache of an earlier run
+    measured: MeasuredSteps | None = None  # after some steps
     _built: dict[frozenset[int], Piped] = field(default_factory=dict, repr=False)
 
     @property
     def nstages(self) -> int:
-        """How many stages micro-batches go through."""
+        """The number of stages that run per micro-batch."""
         return self.partition.nstages - (self.tail is not None and bool(self.tail.nodes))
 
     @property
     def step_ms(self) -> float:
-        """How long a step is expected to take: by those that have run, else by the profile."""
+        """The predicted time of a step: from measured steps, else from the profile."""
         return self.analysis.step_ms if self.measured is None else self.measured.step_ms
 
     @property
     def expected(self) -> SchedPlan:
-        """The schedule with the times that actions are expected to take."""
+        """The schedule with the predicted times of its actions."""
         return self.schedule if self.measured is None else self.measured.schedule
 
     def can_split(self, samples: int, micro_batches: int) -> bool:
-        """Whether it is for so many samples in as many micro-batches as may be."""
+        """Return whether the plan serves a batch of so many samples, split into at most so many micro-batches."""
         if self.single_micro_batch_reason:
             return samples == 1 or self.batch.size > 1
         if self.graph.rolled:
@@ -99,33 +96,33 @@ class StepPlan:
 
     @cached_property
     def uses_torch_rng(self) -> bool:
-        """Whether a step draws random numbers of torch."""
+        """Whether a step uses a generator of torch."""
         from gemini.batch_analysis.precompute import uses_host_rng
 
         return any(node.random and not uses_host_rng(self.graph, node) for node in self.graph.nodes)
 
     @cached_property
     def attribute_writes(self) -> tuple[AttributeWrite, ...]:
-        """The attributes that a call sets: their values are in the result of the graph."""
+        """The attributes that a call writes; the graph returns their values."""
         from gemini.capture.attribute_writes import returned_writes
 
         return returned_writes(self.graph)
 
     @cached_property
     def returned_sources(self) -> dict[int, int]:
-        """The sources of the graph that are in its result as they are, by place among its outputs."""
+        """The sources that the graph returns unchanged: index among its outputs → node."""
         found = enumerate(self.graph.outputs())
         return {at: ref.node for at, ref in found if self.graph.nodes[ref.node].is_source}
 
     @cached_property
     def uses_host_rng(self) -> bool:
-        """Whether it draws from Python's or NumPy's generator."""
+        """Whether a step uses the generator of Python or NumPy."""
         from gemini.batch_analysis.precompute import uses_host_rng
 
         return any(uses_host_rng(self.graph, node) for node in self.graph.nodes)
 
     def build(self, shares: Iterable[int] = ()) -> Piped:
-        """The stages, with factors at these nodes, numbered in ascending order: their shares in a micro-batch."""
+        """Return the live stages; values at the nodes `shares` are multiplied by the weight of the micro-batch."""
         wanted = frozenset(shares)
         if wanted not in self._built:
             from gemini.pipe.piped_model import build_piped
@@ -136,15 +133,15 @@ class StepPlan:
 
     @property
     def micro_batches_text(self) -> str:
-        """Into how many a batch is split, in words."""
+        """The number of micro-batches, as text."""
         return "1 micro-batch" if self.micro_batches == 1 else f"{self.micro_batches} micro-batches"
 
     def __str__(self) -> str:
         return (
             f"{self.nstages} stages on {self.schedule.ndevs} workers, balance {self.analysis.balance:.3f}, "
-            f"{self.name} with {self.micro_batches_text}, {self.step_ms:.0f} ms a step expected"
+            f"{self.name} with {self.micro_batches_text}, {self.step_ms:.0f} ms per step expected"
             + ("" if self.measured is None else f" ({self.analysis.step_ms:.0f} by the profile alone)")
             + ("" if self.tail is None else ", the loss on the whole batch")
-            + (", activations computed again in backward" if self.recompute else "")
+            + (", activations recomputed in backward" if self.recompute else "")
             + (", plan from cache" if self.is_cached else "")
         )

@@ -1,10 +1,10 @@
-"""Tails in plans: steps that run by micro-batches up to a loss, or an end of the model, that sees the whole batch.
+"""Tail plan: a step in micro-batches up to a loss, or an end of the model, that sees the whole batch.
 
     worker 0    F0 F1 F2 F3 ·         · · I3 I2 I1 I0 W …
     worker 1     · F0 F1 F2 F3 [tail] I3 I2 I1 I0 W …
 
-All orders are brought to this form: forwards first, as they come in the schedule, then everything else. Memory is that
-of GPipe. Where the tail is most of the work, nothing is won: the batch is then better left whole.
+Every schedule is transformed into this form: forwards first, in schedule order, then everything else. Memory is that
+of GPipe. Where the tail is most of the work, a single micro-batch is as fast.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ if TYPE_CHECKING:
     from gemini.pipe.piped_model import Piped
     from gemini.planner.step_plan import StepPlan
 
-_MOST = 0.5  # of the work: a larger tail is not worth its micro-batches
-_WORTH = 0.25  # of the parameters, at least, are in layers before the first that couples samples
-_INSTANT = 1e-6  # ms: what a node of the tail is taken to cost where stages are laid out
-_UNSLICED = RandomOpPattern("", (), (), None)  # drawn once, for all samples
+_MAX_TAIL = 0.5  # of the work: micro-batches do not pay off with a larger tail
+_MIN_BEFORE = 0.25  # of the parameters must precede the first layer that couples samples
+_INSTANT = 1e-6  # ms: cost of a tail node for the layout of stages
+_UNSLICED = RandomOpPattern("", (), (), None)  # generated once, for all samples
 
 
 @dataclass(frozen=True)
@@ -51,14 +51,14 @@ class TailNodes:
     """The nodes of a tail; none where only the loss sees the whole batch."""
 
     nodes: tuple[int, ...]
-    reason: str = field(default="", compare=False)  # why there is one
+    reason: str = field(default="", compare=False)  # why there is a tail
 
     def split_costs(self, profile: Profile) -> tuple[Profile, float]:
-        """The profile without the tail, and what that takes (ms); raises UnplannableError where it is most of all."""
+        """Return the profile without the tail, and its time (ms); raises UnplannableError if it dominates."""
         inside = set(self.nodes)
         spent = sum(cost.ms for cost in profile.nodes if cost.id in inside)
-        if spent > _MOST * sum(cost.ms for cost in profile.nodes):
-            raise UnplannableError("samples meet so early that most of the work would be on the whole batch")
+        if spent > _MAX_TAIL * sum(cost.ms for cost in profile.nodes):
+            raise UnplannableError("samples are coupled so early that most of the work would be on the whole batch")
         nodes = tuple(
             replace(cost, forward_ms=_INSTANT, backward_ms=_INSTANT if cost.backward_ms else 0.0)
             if cost.id in inside
@@ -68,7 +68,7 @@ class TailNodes:
         return replace(profile, nodes=nodes), spent
 
     def filter_layouts(self, *layouts: Iterator[Partition]) -> Iterator[Partition]:
-        """The partitions of which every stage is more than a part of the tail, of the first layouts that have any."""
+        """Yield partitions in which no stage lies inside the tail, of the first iterator that has any."""
         inside, has_any = set(self.nodes), False
         for each in layouts:
             for partition in each if not has_any else ():
@@ -77,7 +77,7 @@ class TailNodes:
                     yield partition
 
     def separate_stage(self, partition: Partition) -> Partition:
-        """The same stages, with the tail as another one, where the last is."""
+        """Return the partition with the tail as a further stage on the last worker."""
         if not self.nodes:
             return partition
         inside = set(self.nodes)
@@ -86,14 +86,14 @@ class TailNodes:
         return replace(partition, stages=(*stages, self.nodes), workers=workers)
 
     def unslice_patterns(
-        self, drawn: tuple[tuple[RandomOpPattern, ...], ...]
+        self, patterns: tuple[tuple[RandomOpPattern, ...], ...]
     ) -> tuple[tuple[RandomOpPattern, ...], ...]:
-        """The draws of all stages: those of the tail are not cut."""
-        return (*drawn[:-1], (_UNSLICED,) if drawn[-1] else ()) if self.nodes else drawn
+        """Return the patterns of all stages, with those of the tail unsliced."""
+        return (*patterns[:-1], (_UNSLICED,) if patterns[-1] else ()) if self.nodes else patterns
 
 
 def exclude_tail(forms: GraphKinds) -> GraphKinds:
-    """What is proven of all that is not in the tail; raises UnplannableError."""
+    """Return the proof for all nodes outside the tail; raises UnplannableError."""
     try:
         return release_blockers(forms)
     except NoTail as error:
@@ -101,20 +101,20 @@ def exclude_tail(forms: GraphKinds) -> GraphKinds:
 
 
 def couples_late(model: nn.Module) -> bool:
-    """Whether statistics over the batch may be taken at the end only: else it is not worth a capture to look."""
+    """Return whether statistics over the batch may occur at the end only; otherwise a capture is not worthwhile."""
     before = total = 0
-    met = False
+    coupled = False
     for module in model.modules():
-        met = met or uses_batch_statistics(module)
+        coupled = coupled or uses_batch_statistics(module)
         own = sum(parameter.numel() for parameter in module.parameters(recurse=False))
-        total, before = total + own, before + (0 if met else own)
-    return before >= _WORTH * total
+        total, before = total + own, before + (0 if coupled else own)
+    return before >= _MIN_BEFORE * total
 
 
 def find_tail_nodes(forms: GraphKinds, reason: str) -> TailNodes:
-    """The tail of a graph; raises UnplannableError."""
+    """Return the tail of a graph; raises UnplannableError."""
     if forms.own_statistics:
-        raise UnplannableError("statistics of micro-batches, and a loss that compares samples")
+        raise UnplannableError("statistics per micro-batch, and a loss that compares samples")
     if forms.graph.rolled:
         raise UnplannableError("a loop over samples, and a loss that compares them")
     if random_guards(forms.graph):
@@ -128,7 +128,7 @@ def find_tail_nodes(forms: GraphKinds, reason: str) -> TailNodes:
 
 
 def build_tail(plan: StepPlan, piped: Piped) -> Tail | None:
-    """The tail as workers run it: how every value is put together, by port."""
+    """Return the tail as workers run it: per port, how its value is joined from micro-batches."""
     if plan.tail is None:
         return None
     stage = len(piped.stages) - 1 if plan.tail.nodes else None
@@ -142,43 +142,42 @@ def build_tail(plan: StepPlan, piped: Piped) -> Tail | None:
             found = join_kind_of_number(port.value, interpreter)
         elif port.value in interpreter.values:
             kind = interpreter.values[port.value].kind
-            if isinstance(
-                kind, (Shard, Replicate, Partial, WeightedPartial)
-            ):  # a mean is made a sum where the loss reads it
+            if isinstance(kind, (Shard, Replicate, Partial, WeightedPartial)):
+                # A mean becomes a sum where the loss reads it.
                 found = Partial() if isinstance(kind, WeightedPartial) else kind
         if found is not None:
             joins[name] = found
         elif stage in port.targets:
-            raise UnplannableError(f"{name} of the whole batch is not had from micro-batches")
+            raise UnplannableError(f"{name} of the whole batch cannot be joined from micro-batches")
     return Tail(stage, joins)
 
 
 def check_stage_backward(plan: StepPlan, piped: Piped) -> None:
-    """Raise UnplannableError where what is trained has no backward, which only the tail's nodes had in its stage."""
-    going_back = {block.stage for block in plan.schedule if block.btype != FORWARD}
+    """Raise UnplannableError where a stage with trained parameters has no backward: only its tail nodes had one."""
+    with_backward = {block.stage for block in plan.schedule if block.btype != FORWARD}
     for at, stage in enumerate(piped.stages[: plan.nstages]):
-        if going_back and at not in going_back and any(one.requires_grad for one in stage.parameters()):
+        if with_backward and at not in with_backward and any(one.requires_grad for one in stage.parameters()):
             raise UnplannableError("a stage of micro-batches has no gradient of its own")
 
 
 def put_forwards_first(plan: SchedPlan, tail_ms: Number) -> SchedPlan:
-    """The same blocks on the same devices: all forwards, the tail, then the rest, each as early as its order allows.
+    """Return the same blocks on the same devices: all forwards, the tail, then the rest, each as early as possible.
 
-    Raises InvalidPlanError where that takes more memory than the plan was made for.
+    Raises InvalidPlanError where that exceeds the memory of the plan.
     """
     starts: dict[Block, Number] = {}
     free: list[Number] = [0] * plan.ndevs
 
-    def put(blocks: list[Block], earliest: Number) -> None:
-        for block in blocks:  # in the order of time: what a block needs is there
+    def place(blocks: list[Block], earliest: Number) -> None:
+        for block in blocks:  # in time order: predecessors are placed
             arrivals = [starts[prev] + prev.span + plan.delay(prev, block) for prev in block.before]
             starts[block] = max(earliest, *arrivals, *(free[device] for device in plan.device(block)))
             for device in plan.device(block):
                 free[device] = starts[block] + block.span
 
     blocks = plan.all_blocks()
-    put([block for block in blocks if block.btype == FORWARD], 0)
-    put([block for block in blocks if block.btype != FORWARD], max(free) + tail_ms)
+    place([block for block in blocks if block.btype == FORWARD], 0)
+    place([block for block in blocks if block.btype != FORWARD], max(free) + tail_ms)
     made = plan.retimed(starts)
     made.pattern, made.proof = None, None
     return made.validate()

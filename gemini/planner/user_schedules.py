@@ -1,10 +1,9 @@
-"""Plans that are given as they are: a schedule that somebody has composed, saved and asks for, or one of the library
-that has replicas of the model.
+"""User schedules: a schedule file of the user, or a schedule of the library with replicas of the model.
 
-The plan says how many stages there are and on which worker each lies. The model is cut into so many, and the schedule
-is simulated with the times of the model. A plan in which a micro-batch is several that have nothing to do with each
-other (chimera, `xshape`) has as many *replicas*: stage s of each is the same stage of the model, with the same weights,
-in another worker, and a micro-batch of the plan is one of ours through each.
+The schedule fixes the number of stages and their workers. The model is cut accordingly, and the schedule is simulated
+with the times of the model. A schedule in which a micro-batch is several independent ones (chimera, `xshape`) has as
+many *replicas*: stage s of each is the same stage of the model, with the same weights, on another worker, and one
+micro-batch of the schedule stands for one of the model through each replica.
 """
 
 from __future__ import annotations
@@ -37,9 +36,9 @@ if TYPE_CHECKING:
 def choose_from_file(
     graph: Graph, profile: Profile, options: Options, path: Path, *, nworkers: int, micro_batches: int
 ) -> ScheduleChoice:
-    """The model cut as a plan needs it; raises InvalidPlanError where the plan is not for so many micro-batches.
+    """Cut the model for a schedule file; raises InvalidPlanError where that has another number of micro-batches.
 
-    A batch may have fewer samples than that: it takes the plan's first micro-batches.
+    A batch with fewer samples takes the first micro-batches of the schedule.
     """
     plan = asked_plan(path, nworkers, micro_batches)
     return choose_for_schedule(
@@ -48,7 +47,7 @@ def choose_from_file(
 
 
 def choose_replicated(graph: Graph, profile: Profile, options: Options, name: str, nworkers: int) -> ScheduleChoice:
-    """By a schedule of the library with two replicas of the model."""
+    """Cut the model for a schedule of the library with two replicas."""
     pairs, rest = divmod(options.micro_batches, 2)
     if rest or nworkers % 2:
         raise ScheduleError(
@@ -59,7 +58,7 @@ def choose_replicated(graph: Graph, profile: Profile, options: Options, name: st
 
 
 def _count_plan_micro_batches(plan: SchedPlan, name: str, options: Options) -> int:
-    """How many micro-batches of a plan a batch is."""
+    """Return how many micro-batches of the schedule a batch takes."""
     count, rest = divmod(options.micro_batches, replicas(plan))
     if rest:
         raise ScheduleError(
@@ -70,16 +69,16 @@ def _count_plan_micro_batches(plan: SchedPlan, name: str, options: Options) -> i
 
 
 def choose_for_schedule(graph: Graph, profile: Profile, options: Options, plan: SchedPlan, name: str) -> ScheduleChoice:
-    """The model cut as a plan needs it, with what is expected of its step."""
-    homes = {block.stage or 0: plan.device(block) for block in plan if block.btype == FORWARD}
-    stages = (max(homes) + 1) // replicas(plan)
+    """Cut the model for a schedule, and predict its step."""
+    devices = {block.stage or 0: plan.device(block) for block in plan if block.btype == FORWARD}
+    stages = (max(devices) + 1) // replicas(plan)
     cut = partition(graph, profile, stages, "exact", replace(options, workers=(), mixed=False, chunks=1))
     if cut.nstages != stages:
         raise InvalidPlanError(
             f"{name} is a plan for {stages} stages, {graph.model_name} can be cut into {cut.nstages}\n"
             "    → compose a plan for as many"
         )
-    made = replace(cut, nparts=plan.ndevs, workers=tuple(homes[stage][0] for stage in range(stages)))
+    made = replace(cut, nparts=plan.ndevs, workers=tuple(devices[stage][0] for stage in range(stages)))
     found = analyse(graph, profile, made, replace(options, workers=(), schedule="1f1b"))
     work = {
         (stage.stage, kind): ms
@@ -94,7 +93,7 @@ def choose_for_schedule(graph: Graph, profile: Profile, options: Options, plan: 
 
 
 def check_backward_blocks(plan: StepPlan) -> None:
-    """Raise InvalidPlanError where stages learn that have no backward in a plan which was given."""
+    """Raise InvalidPlanError where a schedule file has no backward for a stage with trained parameters."""
     backward = {(block.stage or 0) % plan.nstages for block in plan.schedule if block.btype != FORWARD}
     stages = plan.build().stages
     wrong = [
@@ -113,7 +112,7 @@ def _split_times(forward_ms: float, backward_ms: float) -> list[tuple[str, float
 
 
 def _add_memory(analysis: Analysis, made: Partition, known: StageMemories) -> Analysis:
-    """With the memory of workers; each has the weights of all stages that it runs, of whichever replica."""
+    """Add the memory of workers; each holds the weights of all stages that it runs, of any replica."""
     plan = analysis.plan
     assert plan is not None
     if replicas(plan) == 1:
@@ -135,7 +134,7 @@ def _add_memory(analysis: Analysis, made: Partition, known: StageMemories) -> An
 
 
 def _unfold_replicas(plan: SchedPlan, nstages: int) -> SchedPlan:
-    """The blocks of a plan with replicas as those of the model's own stages and micro-batches, at the same times."""
+    """Return the blocks of a schedule with replicas as stages and micro-batches of the model, at the same times."""
     count = replicas(plan)
     found = SchedPlan(plan.ndevs)
     for block in plan:

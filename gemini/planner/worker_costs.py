@@ -1,10 +1,10 @@
-"""Costs in workers: where a node takes another time there than alone in this process.
+"""Worker costs: where a node takes another time in a worker than alone in this process.
 
-weight gradients     are added to their sums in place (`runtime.executor.store`): no memory is taken for them, and a
-                     table of words is not gone through for a few of its rows; and apart from those of inputs
-                     (`stored_layers`), but for those of norms and the like, which autograd computes with them
-the loss             follows the last stage, on the outputs of the model; as it is not known yet, one of the most usual
-                     stands for it, a softmax over the last dimension, of pictures over the first after the batch's
+weight gradients     are accumulated in place (`step.delayed_weight_grads`): no memory is allocated for them, an
+                     embedding touches only its used rows, and they are computed apart from input gradients
+                     (`delayed_gradient_costs`), except for norms and the like, where autograd computes both at once
+the loss             follows the last stage; since it is unknown when planning, a softmax stands for it, over the last
+                     dimension, or over the channels of an image
 other workers        compute at the same time (`contention`)
 """
 
@@ -35,10 +35,10 @@ from gemini.profiling.node_costs import NodeCost
 from gemini.profiling.node_tensors import tensor_inputs
 from gemini.profiling.profile_result import Profile
 
-_LARGE = 1 << 20  # bytes: below it, memory for weights is not worth a look
-_SCORES = 1 << 16  # bytes: a softmax of less takes microseconds
-_SHORT = 5.0  # ms: what is computed stays in caches, and is not worth probes that take a hundred times as long
-# Their weight gradients come with those of their inputs.
+_LARGE = 1 << 20  # bytes: smaller weights cost nothing to allocate
+_MIN_SCORES = 1 << 16  # bytes: a softmax of less takes microseconds
+_SHORT = 5.0  # ms: such a model stays in the caches, and does not justify probes of a hundred times its duration
+# Autograd computes their weight gradients together with those of their inputs.
 _AT_ONCE = (
     nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.modules.batchnorm._NormBase, nn.modules.conv._ConvTransposeNd, nn.PReLU,
 )  # fmt: skip
@@ -46,10 +46,10 @@ Sizes = tuple[type, torch.Size, tuple[int, ...], torch.dtype, bool]
 
 
 def estimate_worker_costs(profile: Profile, graph: Graph, request: PlanRequest) -> Profile:
-    """The profile of a micro-batch on a CPU, with times as workers will have them."""
-    costing = _WorkerCosts(graph)
-    with torch.random.fork_rng(devices=[]), freed_memory_kept(costing.sizes(profile)):
-        nodes = tuple(costing.with_loss(costing.stored(cost)) for cost in profile.nodes)
+    """Return the profile of a micro-batch on a CPU with the times that it will have in workers."""
+    costs = _WorkerCosts(graph)
+    with torch.random.fork_rng(devices=[]), freed_memory_kept(costs.large_weights(profile)):
+        nodes = tuple(costs.add_loss(costs.delay_weight_gradient(cost)) for cost in profile.nodes)
     found = replace(profile, nodes=nodes)
     if found.forward_ms + found.backward_ms < _SHORT:
         return found
@@ -63,25 +63,25 @@ class _WorkerCosts:
         self.known: dict[Sizes, BackwardCost] = {}
 
     # ── weight gradients ───────────────────────────────────────────────────────────────────────────────────────
-    def sizes(self, profile: Profile) -> Iterator[int]:
-        """Bytes of large weights, whose gradients take as much."""
+    def large_weights(self, profile: Profile) -> Iterator[int]:
+        """Yield the bytes of large weights."""
         for cost in profile.nodes:
             layer = self._layer(cost)
             if layer is not None and layer.weight.nbytes >= _LARGE:
                 yield layer.weight.nbytes
 
-    def stored(self, cost: NodeCost) -> NodeCost:
-        """With the weight gradient as the store computes it."""
+    def delay_weight_gradient(self, cost: NodeCost) -> NodeCost:
+        """Return the cost with a delayed weight gradient."""
         layer = self._layer(cost)
         if layer is None:
             return replace(cost, weight_share=0.0) if isinstance(self._module(cost), _AT_ONCE) else cost
         forward, backward = layer_overhead_ms()
-        found = self._measured(cost, layer)
+        found = self._measure_backward(cost, layer)
         changed = cost.backward_ms * found.ratio + backward
         return replace(cost, forward_ms=cost.forward_ms + forward, backward_ms=changed, weight_share=found.weight_share)
 
-    def _measured(self, cost: NodeCost, layer: Any) -> BackwardCost:
-        """A backward in parts; products only differ where they are large."""
+    def _measure_backward(self, cost: NodeCost, layer: Any) -> BackwardCost:
+        """Measure a backward in two parts; only large matrix products differ from the ordinary one."""
         node = self.graph.nodes[cost.id]
         (meta, *_) = node.outputs.values()
         shapes = [self.graph.meta(ref).shape for ref in tensor_inputs(node)]
@@ -103,15 +103,15 @@ class _WorkerCosts:
         return self.known[key]
 
     def _layer(self, cost: NodeCost) -> Any:
-        """The layer of a node, if the store takes it."""
+        """Return the layer of a node, if its weight gradient is delayed."""
         node, layer = self.graph.nodes[cost.id], self._module(cost)
         if layer is None or node.checkpoint or (node.region is not None and node.region.autocast):
             return None
         known = type(layer) in (nn.Linear, nn.Embedding, *CONVOLUTIONS)
-        return layer if known and layer.weight.requires_grad and cost.backward_ms > 0 and _is_here(layer) else None
+        return layer if known and layer.weight.requires_grad and cost.backward_ms > 0 and _is_on_cpu(layer) else None
 
     def _module(self, cost: NodeCost) -> Any:
-        """The module that a node calls, if it does."""
+        """Return the module that a node calls, if any."""
         node = self.graph.nodes[cost.id]
         if node.kind != "module":
             return None
@@ -122,8 +122,8 @@ class _WorkerCosts:
         return any(meta is not None and meta.requires_grad for meta in metas)
 
     # ── the loss ───────────────────────────────────────────────────────────────────────────────────────────────
-    def with_loss(self, cost: NodeCost) -> NodeCost:
-        """With the loss of what the model returns of this node."""
+    def add_loss(self, cost: NodeCost) -> NodeCost:
+        """Return the cost with that of the loss on outputs of this node."""
         outputs = self.graph.nodes[cost.id].outputs
         for (source, path), meta in outputs.items():
             if (cost.id, source, path) in self.results and _has_loss(meta):
@@ -140,19 +140,19 @@ class _WorkerCosts:
         return cost
 
 
-def _is_here(layer: Any) -> bool:
+def _is_on_cpu(layer: Any) -> bool:
     return bool(layer.weight.device.type == "cpu")
 
 
 def _has_loss(meta: TensorMeta) -> bool:
     dtype = getattr(torch, meta.dtype)
-    large = meta.numel * dtype.itemsize >= _SCORES and len(meta.shape) > 1
+    large = meta.numel * dtype.itemsize >= _MIN_SCORES and len(meta.shape) > 1
     return meta.requires_grad and large and dtype.is_floating_point and meta.device == "cpu"
 
 
 def _measure_softmax(meta: TensorMeta) -> tuple[float, float]:
     given = torch.zeros(tuple(meta.shape), dtype=getattr(torch, meta.dtype), requires_grad=True)
-    dim = 1 if len(meta.shape) > 3 else -1  # classes of pixels, or of words
+    dim = 1 if len(meta.shape) > 3 else -1  # the channels of an image, else the last
     with torch.enable_grad():
         made = torch.log_softmax(given, dim)
         gradient = torch.zeros_like(made)
@@ -162,15 +162,15 @@ def _measure_softmax(meta: TensorMeta) -> tuple[float, float]:
 
 
 def _measure_product_backward(layer: nn.Linear | nn.Embedding, rows: int, has_input: bool) -> BackwardCost:
-    """A backward with the gradient of its weight added in place."""
+    """Measure the backward of a matrix product with the weight gradient accumulated in place."""
     weight = layer.weight.detach()
     total = torch.zeros_like(weight)
     if isinstance(layer, nn.Embedding):
         at, gradient = torch.arange(rows) % weight.shape[0], weight.new_ones(rows, weight.shape[1])
         dense = torch.ops.aten.embedding_dense_backward
         usual = min_time_ms(lambda: dense(gradient, at, weight.shape[0], -1, False))
-        return BackwardCost.of(0.0, min_time_ms(lambda: total.index_add_(0, at, gradient)), usual)
+        return BackwardCost.from_times(0.0, min_time_ms(lambda: total.index_add_(0, at, gradient)), usual)
     gradient, given = weight.new_ones(rows, weight.shape[0]), weight.new_ones(rows, weight.shape[1])
     back = min_time_ms(lambda: gradient.mm(weight)) if has_input else 0.0
     usual = min_time_ms(lambda: gradient.t().mm(given))
-    return BackwardCost.of(back, min_time_ms(lambda: total.addmm_(gradient.t(), given)), back + usual)
+    return BackwardCost.from_times(back, min_time_ms(lambda: total.addmm_(gradient.t(), given)), back + usual)

@@ -137,7 +137,7 @@ def test_a_guard_that_breaks_in_mid_run_leaves_no_trace(pipe, detached):
         for seed in range(8):
             torch.testing.assert_close(step(seed, staged), step(seed, eager), rtol=0, atol=0)
 
-    with pytest.warns(UserWarning, match="takes another way"):
+    with pytest.warns(UserWarning, match="takes another branch"):
         compare_all()
     assert 0 < piped.fallbacks < 8
 

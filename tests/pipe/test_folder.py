@@ -119,7 +119,7 @@ def test_all_changed_files_are_named_and_regenerated(saved):
     with pytest.raises(ArtifactError) as told:
         Piped.load(folder, piped.model)
     assert "stage_0.py was edited" in str(told.value)
-    assert "stage_1.py is gone" in str(told.value)
+    assert "stage_1.py is missing" in str(told.value)
     assert "regenerate=True" in str(told.value)
     again = Piped.load(folder, piped.model, regenerate=True)
     assert again.check(args, kwargs).is_right

@@ -159,7 +159,9 @@ def test_under_autocast(pipe):
         assert piped(x).dtype == torch.bfloat16
         report = piped.check((x,))
     assert report.is_right, str(report)
-    with pytest.warns(UserWarning, match=r"the stages were generated with gradients on and autocast to bfloat16 on cpu"):
+    with pytest.warns(
+        UserWarning, match=r"the stages were generated with gradients on and autocast to bfloat16 on cpu"
+    ):
         assert piped(x).dtype == torch.float32
 
 

@@ -16,10 +16,10 @@ def test_blocks_lie_apart_in_a_heap_that_holds_them(steps: list[tuple[int, float
     there: dict[int, float] = {}
     for key, mb in steps:
         if key in there:
-            heap.give(key)
+            heap.free(key)
             del there[key]
         else:
-            heap.take(key, mb)
+            heap.allocate(key, mb)
             there[key] = mb
         placed = sorted(block for block in heap._blocks.values() if block[0] >= 0)
         gaps = [(start, size) for size, start in heap._gaps]
@@ -36,10 +36,10 @@ def test_blocks_lie_apart_in_a_heap_that_holds_them(steps: list[tuple[int, float
 def test_a_gap_does_not_hold_the_next_block_of_its_size_until_it_has_grown() -> None:
     heap = HeapModel()
     for key in "abc":
-        heap.take(key, 1.0)
-    heap.give("b")
-    heap.take("d", 1.0)
+        heap.allocate(key, 1.0)
+    heap.free("b")
+    heap.allocate("d", 1.0)
     assert heap.size == 4 * MB
-    heap.give("a")
-    heap.take("e", 1.0)
+    heap.free("a")
+    heap.allocate("e", 1.0)
     assert heap.size == 4 * MB

@@ -83,6 +83,6 @@ def test_for_want_of_memory_activations_are_computed_again() -> None:
     limit = 0.85 * needed(usual)
     found = deep(limit)
     assert found.recompute
-    assert "activations computed again in backward" in str(found)
+    assert "activations recomputed in backward" in str(found)
     assert needed(found) <= limit
     assert found.step_ms > usual.step_ms * 0.9  # which takes time

@@ -134,9 +134,9 @@ def replayed(heap: HeapModel, changes: Iterable[Change]) -> tuple[float, float]:
     heap.most_live = heap.live
     for key, mb in changes:
         if mb > 0:
-            heap.take(key, mb)
+            heap.allocate(key, mb)
         else:
-            heap.give(key)
+            heap.free(key)
     return (heap.most_live - before) / MB, heap.live / MB
 
 
