@@ -1,4 +1,4 @@
-"""User code: tells modules of the script from installed libraries."""
+"""User code: modules of the script, as opposed to installed libraries."""
 
 from __future__ import annotations
 

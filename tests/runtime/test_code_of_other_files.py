@@ -51,7 +51,7 @@ def test_a_function_arrives_though_its_file_is_not_run(module: ModuleType, tmp_p
     sys.modules.pop(module.__name__)  # as in a worker
     assert _load_code(body)(2) == 6
     assert runs(tmp_path) == 1
-    assert not cloudpickle.list_registry_pickle_copy_code()
+    assert not cloudpickle.list_registry_pickle_by_value()
 
 
 def test_what_cannot_be_copied_is_imported(module: ModuleType, tmp_path: Path) -> None:

@@ -222,15 +222,15 @@ def _without_imports() -> Iterator[None]:
     It would parse options, write files and print again.
     """
     with _REGISTRY:
-        known = cloudpickle.list_registry_pickle_copy_code()
+        known = cloudpickle.list_registry_pickle_by_value()
         registered = [module for name, module in list(sys.modules.items()) if _can_be_dump_code(name, module, known)]
         for module in registered:
-            cloudpickle.register_pickle_copy_code(module)
+            cloudpickle.register_pickle_by_value(module)
         try:
             yield
         finally:
             for module in registered:
-                cloudpickle.unregister_pickle_copy_code(module)
+                cloudpickle.unregister_pickle_by_value(module)
 
 
 def _can_be_dump_code(name: str, module: Any, known: Collection[str]) -> bool:
