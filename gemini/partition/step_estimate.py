@@ -166,8 +166,8 @@ def _order_backwards(
 ) -> None:
     """Start backwards after the whole forward: a stage that receives no gradient waits for the last stage.
 
-    The loss runs with the last output that it reads; which outputs those are is unknown at this point. Its backward waits for
-    all of them and returns a gradient to each, so backwards of output stages are ordered, last first.
+    The loss runs with the last output that it reads; which outputs those are is unknown at this point. Its backward
+    waits for all of them and returns a gradient to each, so backwards of output stages are ordered, last first.
     """
     receiving = {transfer.source for transfer in transfers if transfer.gradients}
     for stage, block in backwards.items():

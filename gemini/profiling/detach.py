@@ -60,7 +60,7 @@ def detach_with_grad(value: torch.Tensor) -> torch.Tensor:
     return found
 
 
-def time_backward(roots: Sequence[GradientEdge], ends: tuple[Any, ...]) -> tuple[Any, ...]:
+def arm_backward_timer(roots: Sequence[GradientEdge], ends: tuple[Any, ...]) -> tuple[Any, ...]:
     """Let `BACKWARD_TIMER` record backward from some roots; return the inputs to request gradients for."""
     BACKWARD_TIMER.take_ms()
     for node in {edge.node for edge in roots}:

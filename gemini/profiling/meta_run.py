@@ -27,7 +27,7 @@ from gemini.profiling.node_tensors import MODEL_TENSORS, tensor_inputs, tensor_o
 META = torch.device("meta")
 
 
-class MetaInterpreter(GraphWalk):
+class MetaWalk(GraphWalk):
     """A walk on meta tensors; a node that fails on them yields tensors of its captured sizes."""
 
     def __init__(self, graph: Graph, inputs: dict[int, torch.Tensor]) -> None:
@@ -74,9 +74,7 @@ class MetaInterpreter(GraphWalk):
             yield
 
 
-def count_node(
-    walk: MetaInterpreter, node: Node, flow: GradientFlow
-) -> tuple[NodeMemory, KernelCounts, KernelCounts, str]:
+def count_node(walk: MetaWalk, node: Node, flow: GradientFlow) -> tuple[NodeMemory, KernelCounts, KernelCounts, str]:
     """Return (memory, forward work, backward work, reason why only sizes are known)."""
     try:
         isolated = IsolatedNode(walk, node, flow)

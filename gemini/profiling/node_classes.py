@@ -14,7 +14,7 @@ from gemini.profiling.flop_count import KernelCounts
 from gemini.profiling.gradient_flow import GradientFlow
 from gemini.profiling.graph_walk import GraphWalk
 from gemini.profiling.measured_device import Device, is_out_of_memory
-from gemini.profiling.meta_run import MetaInterpreter, count_node
+from gemini.profiling.meta_run import MetaWalk, count_node
 from gemini.profiling.node_memory import NodeMemory
 from gemini.profiling.node_runner import IsolatedNode, count_isolated
 from gemini.profiling.preserved_model import PreservedModel
@@ -33,7 +33,7 @@ class NodeClass:
     backward_work: KernelCounts = field(default_factory=KernelCounts)
     counted: bool = False  # whether work and memory are known
     failure: str = ""  # why it cannot be measured
-    guess: str = ""  # why its work is estimated from sizes only
+    estimate_reason: str = ""  # why its work is estimated from sizes only
     writes: bool = False  # whether it writes its own parameters
 
     def due(self, turn: int) -> set[int]:
@@ -47,15 +47,17 @@ class ClassSurvey:
 
     def __init__(self, flow: GradientFlow, classes: list[NodeClass], state: PreservedModel) -> None:
         self.flow, self.classes, self.state = flow, classes, state
-        self.of = {member: found for found in classes for member in found.members}
+        self.class_of = {member: found for found in classes for member in found.members}
 
-    def count(self, walk: MetaInterpreter) -> None:
+    def count(self, walk: MetaWalk) -> None:
         """Count the work and memory of unmeasured classes on meta tensors."""
 
         def visit(_: GraphWalk, node: Node) -> None:
-            found = self.of.get(node.id)
+            found = self.class_of.get(node.id)
             if found is not None and node.id == found.members[0] and (found.failure or not found.counted):
-                found.memory, found.forward_work, found.backward_work, found.guess = count_node(walk, node, self.flow)
+                found.memory, found.forward_work, found.backward_work, found.estimate_reason = count_node(
+                    walk, node, self.flow
+                )
 
         walk.visit(visit)
 
@@ -63,10 +65,10 @@ class ClassSurvey:
         """Count the work and memory of classes on real values."""
 
         def visit(_: GraphWalk, node: Node) -> None:
-            found = self.of.get(node.id)
+            found = self.class_of.get(node.id)
             if found is not None and node.id == found.members[0]:
                 self._count_guarded(walk, node, device, found)
-                found.guess = found.guess if found.failure else ""
+                found.estimate_reason = found.estimate_reason if found.failure else ""
 
         walk.visit(visit)
 
@@ -74,7 +76,7 @@ class ClassSurvey:
         """Count the first node of every class, and detect classes that write their own parameters."""
 
         def visit(_: GraphWalk, node: Node) -> None:
-            found = self.of.get(node.id)
+            found = self.class_of.get(node.id)
             if found is None or found.failure:
                 return
             first = node.id == found.members[0]

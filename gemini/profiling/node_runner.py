@@ -23,7 +23,7 @@ from gemini.autograd_engine import Found, accumulate, differentiate, edge_of
 from gemini.ir.encode import follow
 from gemini.ir.node import Node
 from gemini.ir.pytree import Ref
-from gemini.profiling.detach import TOKEN, detach_with_grad, time_backward
+from gemini.profiling.detach import TOKEN, arm_backward_timer, detach_with_grad
 from gemini.profiling.flop_count import KernelCounts, WorkCounter
 from gemini.profiling.gradient_flow import GradientFlow
 from gemini.profiling.graph_walk import GraphWalk
@@ -161,7 +161,7 @@ class NodeBackward:
         )
         flat = tuple(gradient for some in gradients for gradient in some)
         starts, ends = tuple(self.starts.values()), self.ends
-        wanted = time_backward(roots, (*starts, *ends)) if timed_in_thread else (*starts, *ends)
+        wanted = arm_backward_timer(roots, (*starts, *ends)) if timed_in_thread else (*starts, *ends)
 
         def run() -> Found:
             found = differentiate(roots, flat, wanted)
@@ -181,7 +181,7 @@ class AccumulatingBackward(NodeBackward):
     ) -> Callable[[], Found]:
         """As `NodeBackward.call`; gradients of inputs are captured by hooks."""
         if timed_in_thread:
-            time_backward([grad_output.edge for grad_output in self.grad_outputs], ())
+            arm_backward_timer([grad_output.edge for grad_output in self.grad_outputs], ())
         roots = [grad_output.edge for grad_output, some in zip(self.grad_outputs, gradients, strict=True) for _ in some]
         flat = [gradient for some in gradients for gradient in some]
         captured: dict[int, torch.Tensor] = {}

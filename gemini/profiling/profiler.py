@@ -21,13 +21,13 @@ from gemini.profiling.gradient_flow import GradientFlow
 from gemini.profiling.graph_walk import GraphWalk
 from gemini.profiling.host_time import step_times
 from gemini.profiling.measured_device import Device, find_device, is_on_other_device
-from gemini.profiling.meta_run import MetaInterpreter
+from gemini.profiling.meta_run import MetaWalk
 from gemini.profiling.node_classes import ClassSurvey, NodeClass
 from gemini.profiling.preserved_model import PreservedModel
 from gemini.profiling.profile_cache import ProfileCache
 from gemini.profiling.profile_result import Check, Profile
 from gemini.profiling.reading_statistics import ClassTimes, Reading, summarize
-from gemini.profiling.roofline import calibrate, estimate_ms
+from gemini.profiling.roofline import calibrate, estimate_ms, measure_probe_modules
 from gemini.profiling.timing_rounds import TimeBudget, TimingRounds
 from gemini.quiet_warnings import muted
 
@@ -86,32 +86,28 @@ class Profiler:
     def _count_on_values(self, state: PreservedModel) -> None:
         """Count the work of nodes that need tensor values by running them, where the model has values."""
         devices = {tensor.device for tensor in self.graph.bound_model().parameters()}
-        guessed = [found for found in self.classes.values() if found.guess]
-        if guessed and len(devices) == 1 and (device := devices.pop()).type != "meta":
-            ClassSurvey(self.flow, guessed, state).count_on_values(
+        estimated = [found for found in self.classes.values() if found.estimate_reason]
+        if estimated and len(devices) == 1 and (device := devices.pop()).type != "meta":
+            ClassSurvey(self.flow, estimated, state).count_on_values(
                 GraphWalk(self.graph, self.inputs, device), find_device(device)
             )
 
     def _calibrate(self, spec: DeviceSpec, device: Device, state: PreservedModel) -> tuple[DeviceSpec, str]:
         """Fit a description to the model's most expensive nodes, or to probe modules if it is on another device."""
-        from gemini.profiling.roofline import measure_probe_modules
-
         if self.other_device(device):
             return calibrate(spec, measure_probe_modules(device)), f"calibrated by probes on {device.describe()}"
-        chosen = sorted(self.classes.values(), key=lambda one: -len(one.members) * _estimated_ms(one, spec))[
-            :CALIBRATED
-        ]
+        by_cost = sorted(self.classes.values(), key=lambda one: -len(one.members) * _estimated_ms(one, spec))
+        chosen = by_cost[:CALIBRATED]
         run = TimingRounds(self, device, chosen, state)
         run.survey()
         for turn in range(run.least):
             run.round(turn)
         found = self._measurements(device, [one for one in chosen if not one.failure], run.times())
-        return calibrate(
-            spec, _work_and_times(found)
-        ), f"calibrated by {len(found)} classes of nodes on {device.describe()}"
+        note = f"calibrated by {len(found)} node classes on {device.describe()}"
+        return calibrate(spec, _work_and_times(found)), note
 
     def _count_work(self, state: PreservedModel) -> None:
-        walk = MetaInterpreter(self.graph, self.inputs)
+        walk = MetaWalk(self.graph, self.inputs)
         ClassSurvey(self.flow, list(self.classes.values()), state).count(walk)
 
     # ── measured ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -217,7 +213,7 @@ def _measurement(found: NodeClass, times: ClassTimes) -> Measurement:
 
 def _estimate(found: NodeClass, spec: DeviceSpec, reason: str) -> Measurement:
     forward, backward = (estimate_ms(work, spec) for work in (found.forward_work, found.backward_work))
-    why = f"{reason}; {found.guess}" if found.guess else reason
+    why = f"{reason}; {found.estimate_reason}" if found.estimate_reason else reason
     empty = Reading()
     return Measurement(
         Reading(forward), Reading(backward), empty, empty,

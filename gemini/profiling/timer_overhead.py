@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from gemini.autograd_engine import differentiate, edge_of
-from gemini.profiling.detach import detach_with_grad, time_backward
+from gemini.profiling.detach import arm_backward_timer, detach_with_grad
 from gemini.profiling.measured_device import CallTime, Device, NodeTimes, Stopwatch
 
 EVERY = 24  # nodes between two readings
@@ -47,7 +47,7 @@ class TimerOverhead:
             for _ in range(links):
                 value = value.view(_ONE)
         root, ends = edge_of(value), (edge_of(start),)
-        wanted = time_backward([root], ends) if self.device.is_asynchronous else ends
+        wanted = arm_backward_timer([root], ends) if self.device.is_asynchronous else ends
         return lambda: differentiate((root,), (self.value,), wanted)
 
     def read(self, spans: Mapping[Hashable, CallTime]) -> NodeTimes:

@@ -34,7 +34,7 @@ class TimingRounds:
 
     def __init__(self, job: Profiler, device: Device, pending: list[NodeClass], state: PreservedModel) -> None:
         self.job, self.device, self.pending, self.state = job, device, pending, state
-        self.of = {member: found for found in pending for member in found.members}
+        self.class_of = {member: found for found in pending for member in found.members}
         # Times read on the device itself hardly vary.
         self.least = 1 if device.is_asynchronous else 2
         self.passes: list[PassTimes] = []
@@ -73,7 +73,7 @@ class TimingRounds:
         """Run one pass, after dropping the gradients of the previous step as a training loop does."""
         job = self.job
         self.step.drop()
-        arguments = (job.flow, job.inputs, self.device, self.of, self.earlier)
+        arguments = (job.flow, job.inputs, self.device, self.class_of, self.earlier)
         if self.whole:
             try:
                 return self._measure_pass(StepPass(*arguments))
@@ -149,7 +149,7 @@ class TimingRounds:
     @property
     def is_complete(self) -> bool:
         """Whether all nodes are measured in this run, none read from the cache."""
-        return len(self.of) == len(self.job.signatures)
+        return len(self.class_of) == len(self.job.signatures)
 
     @property
     def is_host_bound(self) -> bool:

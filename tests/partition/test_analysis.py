@@ -222,7 +222,7 @@ def test_shared_weights_are_marked_and_counted_on_every_worker_that_has_them():
     graph, costs = profiled("tied")
     found = analyse(graph, costs, in_pieces(graph, 2))
     assert [stage.shared for stage in found.stages] == [("embed.weight",), ("embed.weight",)]
-    assert any("gradients to be summed: embed.weight" in note for note in found.notes)
+    assert any("gradients are summed: embed.weight" in note for note in found.notes)
     together = analyse(graph, costs, Partition("Tied", "same", 2, in_pieces(graph, 2).stages, (1, 1)))
     assert not any("summed" in note for note in together.notes)
     whole = analyse(graph, costs, in_pieces(graph, 1))

@@ -64,16 +64,16 @@ def search(problem: Problem) -> Assignment:
     chunks = min(chunks, len(problem.items) // problem.nparts) if problem.nparts > 1 else 1
     if chunks > 1:
         return _search_looped(problem, costs_of, chunks)
-    tries = [
+    cases = [
         SearchCase(name, costs, slots)
         for slots in slot_orders(problem)
         for name, costs in costs_of.items()
         if find_fitting_cuts(costs, slots) is not None
     ]
-    best = _least_bottleneck(tries)
+    best = _least_bottleneck(cases)
     if best is None:
-        raise PartitionError(_infeasible_text(problem, bool(tries)))
-    chosen, cuts = _fewest_bytes(tries, best * (1 + problem.options.slack))
+        raise PartitionError(_infeasible_text(problem, bool(cases)))
+    chosen, cuts = _fewest_bytes(cases, best * (1 + problem.options.slack))
     found = _contiguous_assignment(problem, chosen, cuts, best)
     if not _may_be_faster(problem, best):
         return found
@@ -106,22 +106,22 @@ def _infeasible_text(problem: Problem, fits: bool) -> str:
 
 
 # ── contiguous ───────────────────────────────────────────────────────────────────────────────────────────────────────
-def _least_bottleneck(tries: list[SearchCase]) -> float | None:
+def _least_bottleneck(cases: list[SearchCase]) -> float | None:
     """Return the least bottleneck of all cases."""
     best = float("inf")
-    bounds = {id(one): bottleneck_bound(one.costs, one.slots) for one in tries}
-    for one in sorted(tries, key=lambda one: bounds[id(one)]):
-        if bounds[id(one)] > best:
+    bounds = {id(case): bottleneck_bound(case.costs, case.slots) for case in cases}
+    for case in sorted(cases, key=lambda case: bounds[id(case)]):
+        if bounds[id(case)] > best:
             break
-        found = find_fastest(one.costs, one.slots, best)
+        found = find_fastest(case.costs, case.slots, best)
         if found is not None:
             best = min(best, found.ms)
     return best if best < float("inf") else None
 
 
-def _fewest_bytes(tries: list[SearchCase], limit: float) -> tuple[SearchCase, Cuts]:
+def _fewest_bytes(cases: list[SearchCase], limit: float) -> tuple[SearchCase, Cuts]:
     """Return the case and cuts with the fewest bytes within the limit; the first of equal ones."""
-    found = [(one, cuts) for one in tries if (cuts := find_narrowest(one.costs, one.slots, limit)) is not None]
+    found = [(case, cuts) for case in cases if (cuts := find_narrowest(case.costs, case.slots, limit)) is not None]
     return min(found, key=lambda pair: pair[1].nbytes)
 
 
