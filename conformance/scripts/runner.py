@@ -15,7 +15,8 @@ from pathlib import Path
 from conformance.scripts import fork_server as forking
 from conformance.scripts.registry import Program
 from gemini.errors import ArtifactError
-from gemini.runtime.run_journal import Story, read_newest
+from gemini.report.journal_reader import read_newest
+from gemini.runtime.run_journal import ModelJournal
 
 GEMINI = ("--mode", "pipeline", "--pipeline-degree", "2", "--accum-degree", "4")
 _MARK = "SCRIPT_RUN"
@@ -33,7 +34,7 @@ class Outcome:
     folder: Path
     seconds: float
     left: list[str] = field(default_factory=list)
-    stories: list[Story] = field(default_factory=list)
+    stories: list[ModelJournal] = field(default_factory=list)
 
 
 def plain(program: Program, folder: Path, threads: int = 1, kernels: str = "", moved: int = 0) -> Outcome:

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import random
 import time
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -35,11 +36,12 @@ from gemini.errors import ScheduleError
 from gemini.ir.encode import tensors
 from gemini.planner.plan_request import PlanRequest
 from gemini.planner.step_planner import plan_step
+from gemini.runtime.call_outcome import CallPath
 from gemini.runtime.interception import dispatch
-from gemini.runtime.interception.managed_model import Managed
-from gemini.runtime.pipelined.pipelined_model import Overlap
+from gemini.runtime.interception.managed_model import ManagedModel
+from gemini.runtime.pipelined.pipelined_model import PipelinedModel
 from gemini.runtime.pool.worker_pool import WorkerPool
-from gemini.runtime.run_journal import LOCAL, PATHS, Story
+from gemini.runtime.run_journal import ModelJournal
 from tests.runtime.training import difference
 
 STEPS, PIECES, RATE = 5, 4, 1e-3
@@ -162,15 +164,17 @@ def _judge(  # noqa: PLR0917
     row: results.Row, expected: Trained, made: Any, pool: WorkerPool, schedule: str, limits: tuple[float, float]
 ) -> Trained:
     model, args, kwargs = made
-    managed = Managed(model, pool, quiet=True, micro_batches=PIECES)
-    story = Story(type(model).__name__, len(pool.workers))
+    managed = ManagedModel(model, pool, quiet=True, micro_batches=PIECES)
+    story = ModelJournal(type(model).__name__, len(pool.workers))
     wish = PlanRequest(len(pool.workers), PIECES, schedule=schedule, cache=False)
-    managed.overlap = Overlap(managed, lambda *call: plan_step(*call, wish), story)
+    managed.pipelined = PipelinedModel(
+        managed, lambda *call, **changes: plan_step(*call, replace(wish, **changes)), story
+    )
     dispatch.manage(model, managed)
     found = _train(model, args, kwargs)
     row["worst"], place = _worst(expected, found, limits)
     row["status"] = "equal" if row["worst"] <= 1 else "different"
-    row["path"] = next((path for path in PATHS if story.steps.get(path)), LOCAL)
+    row["path"] = next((path for path in CallPath if story.steps.get(path)), CallPath.LOCAL)
     row["plan"], row["demoted"] = story.plan, managed.record.demotions
     row["why"] = next((reason for reason in story.reasons if reason != _FIRST), "")
     row["reason"] = f"{place}: {row['worst']:.1e} times the limit" if row["status"] == "different" else ""

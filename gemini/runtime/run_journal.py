@@ -118,9 +118,9 @@ class RunJournal:
         """Write the journal as it is now."""
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / f"explain-{self.owner}.json"
-        on_record = {"format": FORMAT, "time": time.time(), "models": [asdict(model) for model in self.models]}
-        write_whole(path, json.dumps(on_record, indent=1) + "\n")
-        for old in _files(self.folder)[_KEPT:]:
+        content = {"format": FORMAT, "time": time.time(), "models": [asdict(model) for model in self.models]}
+        write_whole(path, json.dumps(content, indent=1) + "\n")
+        for old in journal_files(self.folder)[_KEPT:]:
             with contextlib.suppress(OSError):
                 old.unlink()
         return path
@@ -130,15 +130,13 @@ class RunJournal:
         now = time.monotonic()
         self._calls += 1
         if now >= self._due or self._calls in _FIRST:
-            renews = (
-                self._calls >= self._renewed
-            )  # takes some milliseconds: the schedule is simulated with measured times
+            # Describing plans takes some milliseconds: the schedule is simulated with measured times
+            renews = self._calls >= self._renewed
             self._renewed = 4 * self._calls if renews else self._renewed
             self._end(renews=renews)
             cost = time.monotonic() - now
-            self._due = now + max(
-                _EVERY, _SHARE * (now - self._began), 200 * cost
-            )  # at most half a percent, also on a slow disk
+            # at most half a percent, also on a slow disk
+            self._due = now + max(_EVERY, _SHARE * (now - self._began), 200 * cost)
 
     def _end(self, *, renews: bool = True) -> None:
         if os.getpid() == self.owner and any(model.steps or model.reasons for model in self.models):
@@ -191,30 +189,12 @@ def record_idle_run(folder: Path) -> None:
     Otherwise `gemini explain` would report an earlier run as the last one.
     """
     journal = _journals.get((os.getpid(), folder))
-    if not (journal and journal.models) and _files(folder):
+    if not (journal and journal.models) and journal_files(folder):
         with contextlib.suppress(ArtifactError, OSError):
             (journal or RunJournal(folder)).write()
 
 
-def _files(folder: Path) -> list[Path]:
+def journal_files(folder: Path) -> list[Path]:
     """Return the journals, the newest first."""
     found = [(path.stat().st_mtime, path) for path in folder.glob("explain-*.json")]
     return [path for _, path in sorted(found, reverse=True)]
-
-
-def read_newest(folder: Path) -> list[ModelJournal]:
-    """Return the models of the last run that ended; raises ArtifactError."""
-    for path in _files(folder) if folder.is_dir() else ():
-        try:
-            return [_read_entry(entry) for entry in json.loads(path.read_text(encoding="utf-8"))["models"]]
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ArtifactError(f"cannot read {path}: {error}\n    → run the script again") from error
-    raise ArtifactError(
-        f"{folder} holds no journal of a run\n    → run a script with workers first, or name its run folder: "
-        "gemini explain --run-folder DIR"
-    )
-
-
-def _read_entry(entry: dict[str, Any]) -> ModelJournal:
-    on_record = {name: entry[name] for name in ("model", "workers", "plan", "steps", "reasons", "traces")}
-    return ModelJournal(**on_record, last_ms=entry.get("last_ms", []))

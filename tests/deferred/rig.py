@@ -26,7 +26,7 @@ from gemini.runtime.deferred import (
     OutputSpec,
     PendingCall,
     StepResult,
-    StepRunner,
+    CallRunner,
     defer,
     materialize_arguments,
 )
@@ -36,7 +36,7 @@ MODES = ("eager", "overlapped", "outputs", "nothing", "failing")
 
 
 @dataclass(kw_only=True)
-class Runner(StepRunner):
+class Runner(CallRunner):
     """Calls of a session's model."""
 
     session: Session

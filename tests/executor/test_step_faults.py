@@ -218,4 +218,4 @@ def test_what_came_together_with_a_request_is_heard() -> None:
     peers = PeerLinks(there)
     peers.begin(7, lambda parcel: None)
     with pytest.raises(StepAborted):
-        peers.hear(0)
+        peers.receive(0)

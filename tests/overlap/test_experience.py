@@ -102,7 +102,7 @@ def managed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         found = profiled(*asked)
         return replace(found, nodes=tuple(replace(node, forward_ms=0.1, backward_ms=0.1) for node in found.nodes))
 
-    monkeypatch.setattr(step_planner, "_profiled", wrong)
+    monkeypatch.setattr(step_planner, "_profile_micro_batch", wrong)
     model, found = compiled(tmp_path)
     yield model, found
     found.pool.stop()

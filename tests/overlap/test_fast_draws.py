@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -37,7 +38,9 @@ def manage(model: nn.Module, pool: WorkerPool) -> ModelJournal:
     managed = ManagedModel(model, pool, quiet=True, micro_batches=PIECES, strict=True)
     story = ModelJournal(type(model).__name__, len(pool.workers))
     wish = PlanRequest(len(pool.workers), PIECES, rng="fast", schedule="1f1b", cache=False)
-    managed.pipelined = PipelinedModel(managed, lambda *call: plan_step(*call, wish), story)
+    managed.pipelined = PipelinedModel(
+        managed, lambda *call, **changes: plan_step(*call, replace(wish, **changes)), story
+    )
     dispatch.manage(model, managed)
     return story
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -50,9 +51,9 @@ def test_values_that_never_come_again_are_not_planned_for(pool: WorkerPool) -> N
     story, wish = ModelJournal("Tempered", 2), PlanRequest(2, 4, schedule="1f1b", cache=False)
     plans: list[int] = []
 
-    def planned(*call: object) -> object:
+    def planned(*call: object, **changes: object) -> object:
         plans.append(1)
-        return plan_step(*call, wish)  # type: ignore[arg-type]
+        return plan_step(*call, replace(wish, **changes))  # type: ignore[arg-type]
 
     managed.pipelined = PipelinedModel(managed, planned, story)  # type: ignore[arg-type]
     dispatch.manage(model, managed)

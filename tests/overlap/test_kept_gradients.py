@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -44,7 +45,9 @@ def models(pool: WorkerPool) -> tuple[nn.Module, nn.Module, ModelJournal]:
     alone = copy.deepcopy(model)
     managed = ManagedModel(model, pool, quiet=True, micro_batches=4, strict=True)
     story, wish = ModelJournal("Tied", 2), PlanRequest(2, 4, cache=False)
-    managed.pipelined = PipelinedModel(managed, lambda *call: plan_step(*call, wish), story)
+    managed.pipelined = PipelinedModel(
+        managed, lambda *call, **changes: plan_step(*call, replace(wish, **changes)), story
+    )
     dispatch.manage(model, managed)
     return model, alone, story
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from gemini.planner.plan_request import PlanRequest
@@ -19,7 +21,9 @@ def test_six_lengths_share_one_plan_and_its_stages(pool: WorkerPool) -> None:
     model = Text().double()
     managed = ManagedModel(model, pool, quiet=True, micro_batches=4, strict=True)
     story, wish = ModelJournal("Text", 2), PlanRequest(2, 4, cache=False)
-    overlap = managed.pipelined = PipelinedModel(managed, lambda *call: plan_step(*call, wish), story)
+    overlap = managed.pipelined = PipelinedModel(
+        managed, lambda *call, **changes: plan_step(*call, replace(wish, **changes)), story
+    )
     dispatch.manage(model, managed)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     for step in range(3):

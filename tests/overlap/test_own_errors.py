@@ -46,7 +46,7 @@ def test_a_call_that_raises_is_not_told_as_a_failure_of_planning(tmp_path: Path,
 
 
 def test_where_only_planning_fails_that_is_told(tmp_path: Path, capsys: Any) -> None:
-    def planner(*_: Any) -> Any:
+    def planner(*_: Any, **__: Any) -> Any:
         raise ZeroDivisionError("no plan")
 
     config = GeminiConfig(mode="pipeline", pipeline_degree=2, accum_degree=2, run_folder=str(tmp_path))

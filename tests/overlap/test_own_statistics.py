@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -44,7 +45,9 @@ class Images(nn.Module):
 def manage(model: nn.Module, pool: WorkerPool, own: bool = True) -> ModelJournal:
     managed = ManagedModel(model, pool, quiet=False, micro_batches=PIECES, strict=True)
     story, wish = ModelJournal(type(model).__name__, 2), PlanRequest(2, PIECES, micro_batch_statistics=own, cache=False)
-    managed.pipelined = PipelinedModel(managed, lambda *call: plan_step(*call, wish), story)
+    managed.pipelined = PipelinedModel(
+        managed, lambda *call, **changes: plan_step(*call, replace(wish, **changes)), story
+    )
     dispatch.manage(model, managed)
     return story
 
@@ -125,7 +128,7 @@ def test_without_opting_in_the_batch_is_one_and_one_line_says_so(
     train(model, usual)
     lines = [line for line in capsys.readouterr().err.splitlines() if "a batch as" in line]
     assert len(lines) == 1
-    assert "Normed runs a batch as one micro-batch: batch normalization in training (layers.1)" in lines[0]
+    assert "Normed runs a batch as a single micro-batch: batch normalization in training (layers.1)" in lines[0]
     assert "batch_norm='micro-batch'" in lines[0]
     assert "overlapped" not in story.steps
 

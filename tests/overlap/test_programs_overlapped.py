@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -25,7 +26,9 @@ def manage(model: nn.Module, pool: WorkerPool, schedule: str = "auto", *, strict
     managed = ManagedModel(model, pool, quiet=True, micro_batches=PIECES, strict=strict)
     story = ModelJournal(type(model).__name__, len(pool.workers))
     wish = PlanRequest(len(pool.workers), PIECES, schedule=schedule, cache=False)
-    managed.pipelined = PipelinedModel(managed, lambda model, args, kwargs: plan_step(model, args, kwargs, wish), story)
+    managed.pipelined = PipelinedModel(
+        managed, lambda *call, **changes: plan_step(*call, replace(wish, **changes)), story
+    )
     dispatch.manage(model, managed)
     return story
 

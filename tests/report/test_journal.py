@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from gemini.cli.main import main
+from gemini.report.journal_reader import read_newest
 from gemini.runtime import run_journal as journals
 from gemini.runtime.run_journal import RunJournal
 from tests.instrument.launching import GEMINI, run, script
@@ -27,9 +28,9 @@ def test_tells_paths_and_reasons(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert main(["explain", "--run-folder", str(tmp_path)]) == 0
     text = capsys.readouterr().out
     assert text.splitlines() == [
-        "Net on 2 workers: 3 overlapped, 1 dispatched",
+        "Net on 2 workers: 3 overlapped, 1 eager dispatch",
         "  plan: 2 stages, 12 ms a step expected; 13 ms measured (median of the last 4)",
-        "  1 × not faster: softmax over the batch in head",
+        "  1 × slower path: softmax over the batch in head",
     ]
     assert main(["explain", "--run-folder", str(tmp_path), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)[0]["steps"] == {"overlapped": 3, "dispatched": 1}
@@ -37,16 +38,16 @@ def test_tells_paths_and_reasons(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 def test_without_a_run_says_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "--run-folder", str(tmp_path / "none")]) == 2
-    assert "run a program with workers first" in capsys.readouterr().err
+    assert "run a script with workers first" in capsys.readouterr().err
     (tmp_path / "explain-1.json").write_text("{")
     assert main(["explain", "--run-folder", str(tmp_path)]) == 2
-    assert "run the program again" in capsys.readouterr().err
+    assert "run the script again" in capsys.readouterr().err
 
 
 def test_a_program_that_is_killed_has_told_its_first_steps(tmp_path: Path) -> None:
     story = RunJournal(tmp_path).add_model("Net", 2)
     story.record("dispatched", "the first call")
-    assert [found.steps for found in journals.read_newest(tmp_path)] == [{"dispatched": 1}]
+    assert [found.steps for found in read_newest(tmp_path)] == [{"dispatched": 1}]
 
 
 def test_leaving_at_once_writes_it_first(tmp_path: Path) -> None:
@@ -57,7 +58,7 @@ def test_leaving_at_once_writes_it_first(tmp_path: Path) -> None:
         story.record("overlapped")
     leave(3)
     assert left == [3]
-    assert [found.steps for found in journals.read_newest(tmp_path)] == [{"overlapped": 5}]
+    assert [found.steps for found in read_newest(tmp_path)] == [{"overlapped": 5}]
 
 
 def test_a_model_without_workers_is_explained_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -66,8 +67,8 @@ def test_a_model_without_workers_is_explained_too(tmp_path: Path, capsys: pytest
     journal.write()
     assert main(["explain", "--run-folder", str(tmp_path)]) == 0
     assert capsys.readouterr().out.splitlines() == [
-        "Net in the program's own process",
-        "  1 × not faster: a step of 3 ms is too short to gain from workers",
+        "Net in the process of the script",
+        "  1 × slower path: a step of 3 ms is too short to gain from workers",
     ]
 
 
@@ -76,7 +77,7 @@ def test_where_it_cannot_be_written_one_line_says_so(tmp_path: Path, capsys: pyt
     story = RunJournal(tmp_path / "file" / "folder").add_model("Net", 2)
     for _ in range(5):
         story.record("overlapped")
-    assert capsys.readouterr().err.count("gemini explain will not know this run") == 1
+    assert capsys.readouterr().err.count("gemini explain will not show this run") == 1
 
 
 def test_the_last_run_is_reported_also_without_workers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

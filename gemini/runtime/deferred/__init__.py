@@ -5,7 +5,7 @@
     loss.backward()                        runner.run_pipelined(pending, tape, root), once; gradients arrive as usual
     flush(model)                           runs the waiting calls of a model, or of all models
 
-`StepRunner` runs the call and knows the structure of its output (`OutputSpec.of` an observed output). `PendingCall` is
+`CallRunner` runs the call and knows the structure of its output (`OutputSpec.of` an observed output). `PendingCall` is
 the call, with copies of its inputs (`inputs`, `region`, `context`), the values that are still reachable (`alive()`),
 and `tape`, the ops that the script has applied to the outputs. `StepResult` is the result of a pipelined run.
 
@@ -44,7 +44,7 @@ from torch import nn
 
 from gemini.ir.call_binding import ModelCall
 from gemini.runtime.deferred import pending_queue
-from gemini.runtime.deferred.contract import OutputSpec, StepResult, StepRunner
+from gemini.runtime.deferred.contract import CallRunner, OutputSpec, StepResult
 from gemini.runtime.deferred.deferred_tensor import (
     DeferredTensor,
     find_deferred,
@@ -57,7 +57,7 @@ from gemini.runtime.deferred.torch_patches import AppliedFunction, install_patch
 
 
 def defer(
-    runner: StepRunner, call: ModelCall, passed: Mapping[int, torch.Tensor] | None = None, model_state: Any = None
+    runner: CallRunner, call: ModelCall, passed: Mapping[int, torch.Tensor] | None = None, model_state: Any = None
 ) -> Any:
     """Defer a call with real arguments (`materialize_arguments`) and return its output with deferred tensors.
 
@@ -91,11 +91,11 @@ def flush(model: nn.Module | None = None) -> None:
 
 __all__ = [
     "AppliedFunction",
+    "CallRunner",
     "DeferredTensor",
     "OutputSpec",
     "PendingCall",
     "StepResult",
-    "StepRunner",
     "defer",
     "flush",
     "materialize_arguments",

@@ -11,7 +11,7 @@ import torch
 
 from gemini.capture import torch_flags
 from gemini.guards.model_version import MISSING
-from gemini.runtime.deferred.contract import StepRunner
+from gemini.runtime.deferred.contract import CallRunner
 from gemini.runtime.deferred.deferred_tensor import find_deferred, materialize, replace_deferred
 
 _TRAINING = attrgetter("training")
@@ -20,7 +20,7 @@ _TRAINING = attrgetter("training")
 class CallContext:
     """The context at the time of the call."""
 
-    def __init__(self, runner: StepRunner, model_state: Any = None) -> None:
+    def __init__(self, runner: CallRunner, model_state: Any = None) -> None:
         """`model_state`: the state that the model is in, if known; it records the training modes."""
         self.runner, self._model_state = runner, model_state
         self.modules = runner.modules or list(runner.model.modules()) if model_state is None else []

@@ -1,6 +1,6 @@
 """Contract of a deferred call between the deferred step and its runner.
 
-StepRunner    runs the call: eagerly, or pipelined with its loss and backward
+CallRunner    runs the call: eagerly, or pipelined with its loss and backward
 OutputSpec    structure and metadata of its output, observed in an earlier call
 StepResult    the values and gradients of a pipelined run
 """
@@ -71,7 +71,7 @@ class StepResult:
     """The result of a pipelined run. Gradients are those of the root, and belong to the receiver."""
 
     root: torch.Tensor
-    parameters: list[torch.Tensor | None]  # in the order of StepRunner.parameters
+    parameters: list[torch.Tensor | None]  # in the order of CallRunner.parameters
     inputs: dict[int, torch.Tensor | None] = field(default_factory=dict)  # by place among PendingCall.inputs
     operands: dict[int, torch.Tensor | None] = field(default_factory=dict)  # by number on the tape
     kept: frozenset[int] = frozenset()  # values of the tape that workers retain
@@ -79,7 +79,7 @@ class StepResult:
 
 
 @dataclass(kw_only=True)
-class StepRunner(ABC):
+class CallRunner(ABC):
     """How calls of a model run, eagerly or pipelined with their loss and backward.
 
     `draws`: the call consumes random numbers; `writes`: it writes buffers; `passed`: places in its output of tensors

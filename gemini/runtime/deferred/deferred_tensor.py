@@ -147,9 +147,8 @@ class DeferredTensor(torch.Tensor, metaclass=_TensorLikeMeta):  # type: ignore[m
                 return recorded[0]
         written = [(one._pending, one._value) for one in found if one._pending is not None and _writes(func, kwargs)]
         for one in found if written else ():
-            if (
-                type(one) is DeferredTensor and one._pending is not None
-            ):  # it may have become real together with another
+            # It may have become real together with another.
+            if type(one) is DeferredTensor and one._pending is not None:
                 one._pending.write(one)
         for one in found:
             # Results will be differentiated, unless the op only reads.

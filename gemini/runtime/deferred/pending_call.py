@@ -27,7 +27,7 @@ from gemini.ir.call_binding import ModelCall
 from gemini.runtime.call_outcome import Eager, FallbackReason
 from gemini.runtime.deferred import pending_queue
 from gemini.runtime.deferred.call_context import storage_id
-from gemini.runtime.deferred.contract import StepResult, StepRunner
+from gemini.runtime.deferred.contract import CallRunner, StepResult
 from gemini.runtime.deferred.deferred_tensor import CLEAN, DeferredTensor, become, materialize
 from gemini.runtime.deferred.grad_assignment import (
     EarlyGradients,
@@ -47,7 +47,7 @@ WAITING, RAN, DONE = "waiting", "ran", "done"
 class PendingCall(RepeatableCall):
     """One call, and the ops that the script has applied to its outputs."""
 
-    def __init__(self, runner: StepRunner, call: ModelCall, model_state: Any = None) -> None:
+    def __init__(self, runner: CallRunner, call: ModelCall, model_state: Any = None) -> None:
         super().__init__(runner, call, model_state)
         self.state = WAITING
         # Contents of a completed step. In no graph: the graph refers to this call, and would never be freed.

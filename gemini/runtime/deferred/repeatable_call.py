@@ -21,7 +21,7 @@ from gemini.ir.call_binding import ModelCall
 from gemini.runtime.deferred import pending_queue
 from gemini.runtime.deferred.call_context import CallContext
 from gemini.runtime.deferred.call_values import CallValues
-from gemini.runtime.deferred.contract import StepRunner, flatten_output
+from gemini.runtime.deferred.contract import CallRunner, flatten_output
 from gemini.runtime.deferred.deferred_tensor import materialize
 from gemini.runtime.rerun import Rerun
 
@@ -37,7 +37,7 @@ _numbers = itertools.count()  # of calls, in the order of the script
 class RepeatableCall(CallValues):
     """One call, with all that is needed to run it again."""
 
-    def __init__(self, runner: StepRunner, call: ModelCall, model_state: Any = None) -> None:
+    def __init__(self, runner: CallRunner, call: ModelCall, model_state: Any = None) -> None:
         super().__init__(runner.output_spec)
         self.runner, self.number = runner, next(_numbers)
         self.model_state = model_state  # of the model at the call

@@ -100,7 +100,7 @@ class SplitCall:
             [None] * self.count if g is None else g.split(size, dim)
             for g, size, dim in zip(gradients, sizes, dims, strict=True)
         ]
-        sums = GradientSums(len(parameters))
+        sums = MicrobatchGradientSums(len(parameters))
 
         def one(at: int) -> list[Any]:
             pairs = [
@@ -131,7 +131,7 @@ class SplitCall:
         return partial(vars(self).update, {"given": [], "made": []})
 
 
-class GradientSums:
+class MicrobatchGradientSums:
     """Gradients of parameters, summed as they arrive."""
 
     def __init__(self, count: int) -> None:

@@ -22,84 +22,84 @@ _SMALLEST = 1e-9
 def place_modules(root: ModuleTrace, workers: int) -> list[tuple[ModuleTrace, int]]:
     """Return remote modules with the index of their worker; fewer than two workers where the model cannot be cut."""
     total = root.inside_work
-    units = {key: seen for key, seen in root.inside.items() if key != id(root.module)}
-    while not _is_even(list(units.values()), workers, total):
-        splittable = [seen for seen in units.values() if can_split(seen)]
-        largest = max(splittable, key=lambda seen: (seen.work, -seen.order), default=None)
+    modules = {key: trace for key, trace in root.inside.items() if key != id(root.module)}
+    while not _is_even(list(modules.values()), workers, total):
+        splittable = [trace for trace in modules.values() if can_split(trace)]
+        largest = max(splittable, key=lambda trace: (trace.work, -trace.order), default=None)
         if largest is None:
             break
-        units.pop(id(largest.module))
+        modules.pop(id(largest.module))
         for key, inner in largest.inside.items():
-            units.setdefault(key, inner)
-    return distribute(_worth_placing(units, total), workers)
+            modules.setdefault(key, inner)
+    return distribute(_worth_placing(modules, total), workers)
 
 
-def can_split(seen: ModuleTrace) -> bool:
+def can_split(trace: ModuleTrace) -> bool:
     """Whether the modules inside can run remotely in place of a module."""
-    if seen.ms > _CLEAR_MS and seen.inside_ms < (1 - _GLUE) * seen.ms:
+    if trace.ms > _CLEAR_MS and trace.inside_ms < (1 - _GLUE) * trace.ms:
         return False
-    return any(True for one in seen.inside.values() for _ in one.module.parameters())
+    return any(True for one in trace.inside.values() for _ in one.module.parameters())
 
 
-def distribute(units: list[ModuleTrace], workers: int) -> list[tuple[ModuleTrace, int]]:
+def distribute(modules: list[ModuleTrace], workers: int) -> list[tuple[ModuleTrace, int]]:
     """Assign contiguous runs to workers, minimizing the largest load."""
-    return _fill_workers(units, workers, _minimal_load(units, workers))
+    return _fill_workers(modules, workers, _minimal_load(modules, workers))
 
 
-def _is_even(units: list[ModuleTrace], workers: int, total: float) -> bool:
+def _is_even(modules: list[ModuleTrace], workers: int, total: float) -> bool:
     """Whether no more cuts are needed."""
-    if len(units) < workers:
+    if len(modules) < workers:
         return False
-    kept = sorted((seen for seen in units if _is_worth_placing(seen, total)), key=lambda seen: seen.order)
+    kept = sorted((trace for trace in modules if _is_worth_placing(trace, total)), key=lambda trace: trace.order)
     if len(kept) < workers:
         return False
-    if _minimal_load(kept, workers) <= _UNEVEN * sum(seen.work for seen in kept) / workers:
+    if _minimal_load(kept, workers) <= _UNEVEN * sum(trace.work for trace in kept) / workers:
         return True
-    largest = max((seen.work for seen in kept if can_split(seen)), default=0.0)
+    largest = max((trace.work for trace in kept if can_split(trace)), default=0.0)
     return largest <= total / (_PIECES * workers)
 
 
-def _minimal_load(units: list[ModuleTrace], workers: int) -> float:
+def _minimal_load(modules: list[ModuleTrace], workers: int) -> float:
     """Return the smallest limit at which contiguous runs fill no more than all workers."""
-    low, high = max((seen.work for seen in units), default=0.0), sum(seen.work for seen in units)
+    low, high = max((trace.work for trace in modules), default=0.0), sum(trace.work for trace in modules)
     for _ in range(50):
         middle = (low + high) / 2
-        if _count_runs(units, middle) <= workers:
+        if _count_runs(modules, middle) <= workers:
             high = middle
         else:
             low = middle
     return high
 
 
-def _count_runs(units: list[ModuleTrace], limit: float) -> int:
+def _count_runs(modules: list[ModuleTrace], limit: float) -> int:
     count, load = 1, 0.0
-    for seen in units:
-        if load + seen.work > limit and load:
+    for trace in modules:
+        if load + trace.work > limit and load:
             count, load = count + 1, 0.0
-        load += seen.work
+        load += trace.work
     return count
 
 
-def _fill_workers(units: list[ModuleTrace], workers: int, limit: float) -> list[tuple[ModuleTrace, int]]:
+def _fill_workers(modules: list[ModuleTrace], workers: int, limit: float) -> list[tuple[ModuleTrace, int]]:
     """Fill workers up to the limit; leave at least one module for each that is still empty."""
     found: list[tuple[ModuleTrace, int]] = []
     place, load = 0, 0.0
-    for at, seen in enumerate(units):
-        full = load + seen.work > limit * (1 + 1e-9)
-        needed = len(units) - at <= workers - 1 - place
+    for at, trace in enumerate(modules):
+        full = load + trace.work > limit * (1 + 1e-9)
+        needed = len(modules) - at <= workers - 1 - place
         if load and place < workers - 1 and (full or needed):
             place, load = place + 1, 0.0
-        found.append((seen, place))
-        load += max(seen.work, _SMALLEST)
+        found.append((trace, place))
+        load += max(trace.work, _SMALLEST)
     return found
 
 
-def _worth_placing(units: dict[int, ModuleTrace], total: float) -> list[ModuleTrace]:
+def _worth_placing(modules: dict[int, ModuleTrace], total: float) -> list[ModuleTrace]:
     """Return the modules that are worth a message and inside no other, in the order of their calls."""
-    inside = {id(part) for seen in units.values() for part in seen.module.modules() if part is not seen.module}
-    kept = [seen for key, seen in units.items() if _is_worth_placing(seen, total) and key not in inside]
-    return sorted(kept, key=lambda seen: seen.order)
+    inside = {id(part) for trace in modules.values() for part in trace.module.modules() if part is not trace.module}
+    kept = [trace for key, trace in modules.items() if _is_worth_placing(trace, total) and key not in inside]
+    return sorted(kept, key=lambda trace: trace.order)
 
 
-def _is_worth_placing(seen: ModuleTrace, total: float) -> bool:
-    return seen.work > _TINY * total or any(True for _ in seen.module.parameters())
+def _is_worth_placing(trace: ModuleTrace, total: float) -> bool:
+    return trace.work > _TINY * total or any(True for _ in trace.module.parameters())

@@ -65,26 +65,26 @@ class PlacedModel:
         if self.guards.refresh(model):
             self._query_class_attributes()
 
-    def plan(self, model: nn.Module, observation: FirstCallTrace) -> dict[nn.Module, RemoteModule]:
+    def plan(self, model: nn.Module, first_call: FirstCallTrace) -> dict[nn.Module, RemoteModule]:
         """Place modules and install them; by module. On failure, nothing has changed."""
         self.planned = True
         try:
-            return self._plan(model, observation)
+            return self._plan(model, first_call)
         except BaseException as error:
             self.remote_modules.clear()
             self.shared_parameters.release()
             self.planned = not isinstance(error, WorkerError)  # the next call raises as well
             raise
 
-    def _plan(self, model: nn.Module, observation: FirstCallTrace) -> dict[nn.Module, RemoteModule]:
+    def _plan(self, model: nn.Module, first_call: FirstCallTrace) -> dict[nn.Module, RemoteModule]:
         self._names = {id(module): name for name, module in model.named_modules()}
         self.shared_parameters.share([*model.parameters(), *model.buffers()])
         self._query_class_attributes()
-        chosen = place_modules(observation.root, len(self.pool.workers))
+        chosen = place_modules(first_call.root, len(self.pool.workers))
         found: dict[nn.Module, RemoteModule] = {}
-        for seen, place in chosen:
-            found.update(self._install(seen, place))
-        used = {unit.worker.index for unit in found.values()}
+        for trace, place in chosen:
+            found.update(self._install(trace, place))
+        used = {remote.worker.index for remote in found.values()}
         if not found:
             reasons = [f"{name}: {why}" for name, why in self.refused.items()]
             self.record.say(
@@ -118,63 +118,63 @@ class PlacedModel:
                 self.say(f"{self.name} runs a batch as a single micro-batch, not in {self.micro_batches}: {reason}")
         return self._proofs[facts]
 
-    def _install(self, seen: ModuleTrace, place: int) -> dict[nn.Module, RemoteModule]:
+    def _install(self, trace: ModuleTrace, place: int) -> dict[nn.Module, RemoteModule]:
         """Install a module remotely, or the modules inside it where it cannot be sent itself."""
         number = self.pool.next_module_number()
-        name = self._names.get(id(seen.module), type(seen.module).__name__)
-        unit = RemoteModule(
-            number, name, seen.module, self.pool.workers[place], self.shared_parameters, record=self.record
+        name = self._names.get(id(trace.module), type(trace.module).__name__)
+        remote = RemoteModule(
+            number, name, trace.module, self.pool.workers[place], self.shared_parameters, record=self.record
         )
-        unit.timeout = _SLOW * seen.ms / 1e3
-        self.traces[number] = seen
-        reason = unit.install()
+        remote.timeout = _SLOW * trace.ms / 1e3
+        self.traces[number] = trace
+        reason = remote.install()
         if not reason:
-            self.remote_modules[number] = unit
+            self.remote_modules[number] = remote
             self.shared_parameters.module_numbers.append(number)
             self.record.plan.append([name, place])
             self._record_holdings(place)
-            return {seen.module: unit}
-        unit.leave()
-        return self._split_further(unit, reason)
+            return {trace.module: remote}
+        remote.leave()
+        return self._split_further(remote, reason)
 
     def _record_holdings(self, place: int) -> None:
         """Record what a worker holds of this model, for the message about its loss."""
-        units = [unit for unit in self.remote_modules.values() if unit.worker.index == place]
-        size = sum(one.nbytes for unit in units for one in unit.module.parameters())
-        named = ", ".join(unit.name for unit in units[:_NAMED]) + (" …" if len(units) > _NAMED else "")
+        remotes = [remote for remote in self.remote_modules.values() if remote.worker.index == place]
+        size = sum(one.nbytes for remote in remotes for one in remote.module.parameters())
+        named = ", ".join(remote.name for remote in remotes[:_NAMED]) + (" …" if len(remotes) > _NAMED else "")
         held = self.pool.workers[place].contents
         if not held.get(self.name, "").startswith("stage"):  # of a plan
             held[self.name] = f"{named} of {self.name} ({format_bytes(size)} of parameters)"
 
-    def split(self, unit: RemoteModule, reason: str) -> dict[nn.Module, RemoteModule]:
+    def split(self, remote: RemoteModule, reason: str) -> dict[nn.Module, RemoteModule]:
         """Return remote modules in place of one that a worker has refused."""
-        self.remote_modules.pop(unit.number, None)
-        unit.leave()
-        found = self._split_further(unit, reason)
+        self.remote_modules.pop(remote.number, None)
+        remote.leave()
+        found = self._split_further(remote, reason)
         if not self.remote_modules:
             first = reason.partition("\n")[0]
-            self.record.say(f"{self.name} runs in this process: {unit.name}: {first:.200}", once="nothing remote")
+            self.record.say(f"{self.name} runs in this process: {remote.name}: {first:.200}", once="nothing remote")
         return found
 
-    def _split_further(self, unit: RemoteModule, reason: str) -> dict[nn.Module, RemoteModule]:
-        self.refused[unit.name] = reason
-        if unit.is_our_fault and self.record.strict:
+    def _split_further(self, remote: RemoteModule, reason: str) -> dict[nn.Module, RemoteModule]:
+        self.refused[remote.name] = reason
+        if remote.is_our_fault and self.record.strict:
             raise WorkerError(
-                f"{unit.name} cannot run in worker {unit.worker.index}: {reason}\n"
+                f"{remote.name} cannot run in worker {remote.worker.index}: {reason}\n"
                 "    → without strict=True the modules inside it run there, or it runs in this process"
             )
-        seen = self.traces[unit.number]
+        trace = self.traces[remote.number]
         found: dict[nn.Module, RemoteModule] = {}
-        for inner in sorted(seen.inside.values(), key=lambda one: one.order):
+        for inner in sorted(trace.inside.values(), key=lambda one: one.order):
             if any(True for _ in inner.module.parameters()):
-                found.update(self._install(inner, unit.worker.index))
+                found.update(self._install(inner, remote.worker.index))
         return found
 
     def release_dropped(self) -> None:
         """Release graphs of completed calls in the workers: pipelined steps send no requests to remote modules."""
-        for unit in self.remote_modules.values():
-            if unit.dropped:
-                unit.worker.drop(unit.take_dropped())
+        for remote in self.remote_modules.values():
+            if remote.dropped:
+                remote.worker.drop(remote.take_dropped())
 
     def give_up(self, reason: str) -> None:
         """Run the model locally from now on; its tensors are in this process anyway. Raises with `strict`."""

@@ -49,16 +49,16 @@ class RefusedError(Exception):
 class ModuleCall:
     """One call of a remote module."""
 
-    def __init__(self, unit: RemoteModule, args: Any, kwargs: Any) -> None:
-        self.unit = unit
+    def __init__(self, remote: RemoteModule, args: Any, kwargs: Any) -> None:
+        self.remote_module = remote
         self.arguments: tuple[Any, Any] | None = (args, kwargs)
-        self.number = unit.worker.next_number()
+        self.number = remote.worker.next_number()
         self.outputs: Outputs | None = None
         self.made: list[torch.Tensor] = []  # the tensors of the result that are not inputs, until they are returned
         self.inputs: list[torch.Tensor] = []
         self.trained: list[torch.Tensor] = []  # parameters that were not frozen
         self.region = Region.current()
-        self.device, self.away, self.seeded = unit.worker.device, unit.away, unit.seeded
+        self.device, self.away, self.seeded = remote.worker.device, remote.away, remote.seeded
         self.generator = get_state(self.device, self.seeded)
         self.absent: list[PlaceholderSpec] = []  # tensors inside objects, which are not sent
         self.has_changed = False  # objects among its arguments
@@ -66,12 +66,12 @@ class ModuleCall:
 
     def run(self) -> Any:
         """Return the result of the module; raises RefusedError where it must run locally."""
-        classes = self.unit.worker.link.classes
+        classes = self.remote_module.worker.link.classes
         try:
             if receives_code_with_parts(*self.arguments):  # type: ignore[misc]
                 raise RefusedError("an argument is a function that holds modules or tensors")
             self.body, given = pack(self.arguments, classes)
-            if self.body != ONLY_TENSORS and not self.unit.needs_all:
+            if self.body != ONLY_TENSORS and not self.remote_module.needs_all:
                 args, kwargs = self.arguments  # type: ignore[misc]
                 self.absent = find_placeholders(args, kwargs, given)
         except RefusedError:
@@ -81,7 +81,7 @@ class ModuleCall:
         self.inputs = self._move_inputs(given)
         outputs = self.forward()
         if True in outputs.differentiable:
-            self.trained = self.unit.trained_parameters()
+            self.trained = self.remote_module.trained_parameters()
             retain(self.inputs)
             made = iter(
                 rename_grad_fn(RemoteCallFunction, outputs.node).apply(
@@ -92,7 +92,7 @@ class ModuleCall:
             made, self.made = iter(self.made), []
         tensors = [next(made) if at is None else given[at] for at in outputs.same]
         if self.away:
-            there, here = self.device.where, self.unit.shared_parameters.outside
+            there, here = self.device.where, self.remote_module.shared_parameters.outside
             tensors = [t.to(here) if t.device == there else t for t in tensors]
         try:
             return self._read(tensors) if outputs.objects else unpack(outputs.body, tensors, classes)
@@ -103,7 +103,7 @@ class ModuleCall:
         """Move the inputs to the worker's device by ordinary ops, so that gradients return the same way."""
         if not self.away:
             return given
-        there, here = self.device.where, self.unit.shared_parameters.outside
+        there, here = self.device.where, self.remote_module.shared_parameters.outside
         stays = {at for at, *_ in self.absent}
         return [t.to(there) if t.device == here and at not in stays else t for at, t in enumerate(given)]
 
@@ -111,18 +111,18 @@ class ModuleCall:
         """Read the result of a module that received objects; apply its changes to them."""
         assert self.outputs is not None
         assert self.arguments is not None
-        classes, objects = self.unit.worker.link.classes, find_objects(*self.arguments)
+        classes, objects = self.remote_module.worker.link.classes, find_objects(*self.arguments)
         result, self.has_changed = apply_result(unpack(self.outputs.body, tensors, classes, objects), objects)
         return result
 
     def forward(self) -> Outputs:
         """Run it in the worker."""
-        unit, dropped = self.unit, self.unit.take_dropped()
+        remote, dropped = self.remote_module, self.remote_module.take_dropped()
         self.versions = _versions(self.inputs)
         try:
-            reply = unit.worker.ask(lambda: self._request(dropped), unit.forward_text, timeout=unit.timeout)
+            reply = remote.worker.ask(lambda: self._request(dropped), remote.forward_text, timeout=remote.timeout)
         except BaseException:
-            unit.resend_state(dropped)
+            remote.resend_state(dropped)
             raise
         if isinstance(reply, Refused):
             if reply.reason == PLACEHOLDER_USED and self.absent:
@@ -137,7 +137,7 @@ class ModuleCall:
                 del reply  # see _raise
         if reply.generator:
             set_state(reply.generator, self.device, self.seeded)
-        unit.writes = reply.written
+        remote.writes = reply.written
         if not reply.written:
             self.buffers = []
         self.made = [tensor for tensor in reply.tensors if tensor is not None]
@@ -147,67 +147,67 @@ class ModuleCall:
 
     def _retry_with_all_tensors(self) -> Outputs:
         """Send the tensors inside objects: the module uses them."""
-        self.unit.needs_all, self.absent = True, []
-        self.number = self.unit.worker.next_number()
+        self.remote_module.needs_all, self.absent = True, []
+        self.number = self.remote_module.worker.next_number()
         self.inputs = self._move_inputs(self.inputs)
         return self.forward()
 
     def _raise(self, reply: Any, action: str, gradients: Sequence[Any] = ()) -> NoReturn:
         """Raise the exception of the module's code."""
-        error = worker_exception(reply, self.unit, action)
-        if self.unit.record.survives and (missing := describe_out_of_memory(error)):
+        error = worker_exception(reply, self.remote_module, action)
+        if self.remote_module.record.survives and (missing := describe_out_of_memory(error)):
             raise InternalFault(missing)
-        self.unit.record.save(self, action, error, gradients, getattr(reply, "traceback", ""))
+        self.remote_module.record.save(self, action, error, gradients, getattr(reply, "traceback", ""))
         try:
             raise error
         finally:
             del error, reply  # its traceback refers to this frame, whose tensors would be freed late
 
     def _request(self, dropped: list[int]) -> Forward:
-        unit = self.unit
-        news, (region, generator) = unit.news(), unit.worker.encode_modes(self.region, self.generator)
-        self.modes = unit.modes
-        if unit.writes is not False:
-            self.buffers = [buffer.detach().clone() for buffer in unit.buffers]
+        remote = self.remote_module
+        news, (region, generator) = remote.news(), remote.worker.encode_modes(self.region, self.generator)
+        self.modes = remote.modes
+        if remote.writes is not False:
+            self.buffers = [buffer.detach().clone() for buffer in remote.buffers]
         sent: list[Any] = self.inputs
         if self.absent:
             sent = list(sent)
             for at, *_ in self.absent:
                 sent[at] = None
-        return Forward(self.number, unit.number, self.body, region, generator, news, dropped, self.absent, sent)
+        return Forward(self.number, remote.number, self.body, region, generator, news, dropped, self.absent, sent)
 
     def undo(self) -> None:
         """Restore the state before the call."""
         set_state(self.generator, self.device, self.seeded)
-        _restore_buffers(self.unit.buffers, self.buffers)
+        _restore_buffers(self.remote_module.buffers, self.buffers)
 
     def backward(self, gradients: list[Any], inputs: list[int], parameters: list[int]) -> list[Any]:
         """Run backward in the worker; locally, from the retained inputs, after an internal failure."""
-        unit = self.unit
-        if unit.worker.loss:  # the call in which it was lost has raised
-            unit.record.demote(unit.backward_text, WorkerError(unit.worker.loss))
+        remote = self.remote_module
+        if remote.worker.loss:  # the call in which it was lost has raised
+            remote.record.demote(remote.backward_text, WorkerError(remote.worker.loss))
             return self.backward_local(gradients, inputs, parameters)
-        dropped = unit.take_dropped()
-        request = Backward(unit.worker.next_number(), self.number, inputs, parameters, dropped, gradients)
+        dropped = remote.take_dropped()
+        request = Backward(remote.worker.next_number(), self.number, inputs, parameters, dropped, gradients)
         try:
-            reply = unit.worker.ask(request, unit.backward_text, timeout=2 * unit.timeout)
+            reply = remote.worker.ask(request, remote.backward_text, timeout=2 * remote.timeout)
             if isinstance(reply, Refused):
                 return self._handle_refusal(reply, gradients, inputs, parameters)
         except WorkerError as error:
-            unit.record.save(self, "backward", error, gradients)
-            if not unit.record.survives:
+            remote.record.save(self, "backward", error, gradients)
+            if not remote.record.survives:
                 raise
-            unit.record.demote(unit.backward_text, error)
+            remote.record.demote(remote.backward_text, error)
             return self.backward_local(gradients, inputs, parameters)
         except InternalFault as fault:
-            unit.resend_state(dropped)
-            unit.record.demote(unit.backward_text, fault)
+            remote.resend_state(dropped)
+            remote.record.demote(remote.backward_text, fault)
             return self.backward_local(gradients, inputs, parameters)
         if not isinstance(reply, Gradients):
             try:
                 self._raise(reply, "backward", gradients)
             except InternalFault as fault:
-                unit.record.demote(unit.backward_text, fault)
+                remote.record.demote(remote.backward_text, fault)
                 return self.backward_local(gradients, inputs, parameters)
             finally:
                 del reply  # see _raise
@@ -216,10 +216,10 @@ class ModuleCall:
     def _handle_refusal(
         self, reply: Refused, gradients: list[Any], inputs: list[int], parameters: list[int]
     ) -> list[Any]:
-        """The gradients of a call whose backward cannot be run from afar; the unit is none any more."""
+        """The gradients of a call whose backward cannot be run from afar; the remote is none any more."""
         if reply.is_fault:
             raise InternalFault(reply.reason)
-        self.unit.refused = reply.reason
+        self.remote_module.refused = reply.reason
         return self.backward_local(gradients, inputs, parameters)
 
     def backward_local(
@@ -227,10 +227,12 @@ class ModuleCall:
     ) -> list[Any]:
         """The gradients by a run of the module in this process; they can be differentiated with `create_graph`."""
         if self.arguments is None:
-            raise RuntimeError(f"{self.unit.name}: a checkpointed call cannot be differentiated twice in a worker")
+            raise RuntimeError(
+                f"{self.remote_module.name}: a checkpointed call cannot be differentiated twice in a worker"
+            )
         if _versions(self.inputs) != self.versions:
             raise WorkerError(
-                f"{self.unit.backward_text} cannot be run in this process: its inputs have been written to since"
+                f"{self.remote_module.backward_text} cannot run in this process: its inputs have been written since"
                 "\n    → write to copies of them"
             )
         given = [at for at, gradient in enumerate(gradients) if gradient is not None]
@@ -241,28 +243,28 @@ class ModuleCall:
     def release_actions(self) -> tuple[Callable[[], Any], ...]:
         """What is to be done when the graph is freed here: the worker is told with the next message. In any thread."""
         nothing: dict[str, Any] = {"inputs": [], "arguments": None, "buffers": []}
-        return partial(self.unit.dropped.append, self.number), partial(vars(self).update, nothing)
+        return partial(self.remote_module.dropped.append, self.number), partial(vars(self).update, nothing)
 
     def run_local(self, buffers: list[torch.Tensor], inputs: list[torch.Tensor], __: bool) -> list[torch.Tensor]:
         """The tensors of the result with a graph of this process, from tensors that hold what the inputs do."""
-        unit = self.unit
-        args, kwargs = unpack(self.body, inputs, unit.worker.link.classes)  # objects as before the call
-        given = ArgumentObjects(args, kwargs, unit.worker.link.classes)
+        remote = self.remote_module
+        args, kwargs = unpack(self.body, inputs, remote.worker.link.classes)  # objects as before the call
+        given = ArgumentObjects(args, kwargs, remote.worker.link.classes)
         before = get_state(self.device, self.seeded)
-        now, modes = [buffer.detach().clone() for buffer in unit.buffers], [one.training for one in unit.modules]
+        now, modes = [buffer.detach().clone() for buffer in remote.buffers], [one.training for one in remote.modules]
         try:
             with ExitStack() as stack:
                 set_state(self.generator, self.device, self.seeded)
                 self.region.enter(stack, Region.current())
-                _restore_buffers(unit.buffers, buffers)
-                unit.set_modes(self.modes)
-                result = unit.run_local(args, kwargs)
+                _restore_buffers(remote.buffers, buffers)
+                remote.set_modes(self.modes)
+                result = remote.run_local(args, kwargs)
         finally:
             set_state(before, self.device, self.seeded)
-            unit.set_modes(modes)
-            _restore_buffers(unit.buffers, now)
+            remote.set_modes(modes)
+            _restore_buffers(remote.buffers, now)
         changes = given.changes()
-        _, tensors = given.parcel(result, {} if isinstance(changes, str) else changes)
+        _, tensors = given.pack_result(result, {} if isinstance(changes, str) else changes)
         return tensors
 
 
@@ -290,9 +292,8 @@ class RemoteCallFunction(torch.autograd.Function):  # type: ignore[misc]
         ctx.mark_non_differentiable(*(tensor for tensor, flag in zip(made, flags, strict=True) if not flag))
         ctx.call, ctx.count = call, count
         ctx.token = make_token(call.number, *call.release_actions())
-        if (
-            has_saved_tensor_hooks()
-        ):  # the token lives as long as the node; the saved tensor shows whether the graph was freed
+        # Under saved-tensor hooks the token lives with the node; the saved tensor shows whether the graph was freed.
+        if has_saved_tensor_hooks():
             ctx.save_for_backward(torch.empty(0, dtype=torch.int64))
         else:
             ctx.save_for_backward(ctx.token)

@@ -102,9 +102,8 @@ class RemoteModule:
         if self.refused:
             return self.refused
         try:
-            with (
-                self.shared_parameters.lock
-            ):  # micro-batches come in threads: the first that sees a change deals with it
+            # micro-batches come in threads: the first that sees a change deals with it
+            with self.shared_parameters.lock:
                 if (
                     self.snapshot.find_change()
                     or self.worker.ensure_shared(self)

@@ -89,20 +89,19 @@ def set_discovery(ask: Discovery | None) -> None:
 
 
 def _call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    if (
-        torch.compiler.is_compiling() or LOCAL_MODE.is_set
-    ):  # torch.compile sees the program's own code, and compiles that
+    # torch.compile must see, and compile, the script's own code.
+    if torch.compiler.is_compiling() or LOCAL_MODE.is_set:
         return ORIGINAL_CALL(module, *args, **kwargs)
     if _state.first_call is not None:
         return _state.first_call.call(module, lambda: ORIGINAL_CALL(module, *args, **kwargs))
     found = _remote_modules.get(module)
     if found is not None:
-        managed, unit = found[0](), found[1]()
-        if managed is not None and unit is not None:
+        managed, remote = found[0](), found[1]()
+        if managed is not None and remote is not None:
             if not has_any_hooks(module):
-                return _call_remote(managed, unit, module, args, kwargs)
+                return _call_remote(managed, remote, module, args, kwargs)
             return run_with_hooks(
-                module, args, kwargs, lambda forward, a, k: _call_remote(managed, unit, forward, a, k), has_any_hooks
+                module, args, kwargs, lambda forward, a, k: _call_remote(managed, remote, forward, a, k), has_any_hooks
             )
     known = find_registered(module)
     if known is not None and known.pool.is_ours:
@@ -182,10 +181,10 @@ def _run_eager(model: nn.Module, managed: ManagedModel, forward: Any, args: Any,
     return run_forward(model, forward, args, kwargs)
 
 
-def _place(model: nn.Module, managed: ManagedModel, observation: FirstCallTrace) -> None:
+def _place(model: nn.Module, managed: ManagedModel, first_call: FirstCallTrace) -> None:
     try:
         with DeferredSignals():
-            _register_remote(managed, managed.plan(model, observation))
+            _register_remote(managed, managed.plan(model, first_call))
     except WorkerError as error:
         if not managed.record.survives:
             raise
@@ -197,23 +196,23 @@ def _place(model: nn.Module, managed: ManagedModel, observation: FirstCallTrace)
 
 def _first_call(model: nn.Module, managed: ManagedModel, args: Any, kwargs: Any) -> Any:
     """Trace a call. Modules are placed before the next, so that parts that backward runs again run locally too."""
-    observation = FirstCallTrace(model)
+    first_call = FirstCallTrace(model)
     try:
-        _state.first_call = observation
-        result = observation.run(lambda: ORIGINAL_CALL(model, *args, **kwargs))
+        _state.first_call = first_call
+        result = first_call.run(lambda: ORIGINAL_CALL(model, *args, **kwargs))
     finally:
         _state.first_call = None
-    observation.finish()
-    managed.first_call = observation
+    first_call.finish()
+    managed.first_call = first_call
     return result
 
 
-def _register_remote(managed: ManagedModel, units: dict[nn.Module, RemoteModule]) -> None:
-    for module, unit in units.items():
-        _remote_modules[module] = (weakref.ref(managed), weakref.ref(unit))
+def _register_remote(managed: ManagedModel, remotes: dict[nn.Module, RemoteModule]) -> None:
+    for module, remote in remotes.items():
+        _remote_modules[module] = (weakref.ref(managed), weakref.ref(remote))
 
 
-def _call_remote(managed: ManagedModel, unit: RemoteModule, forward: Any, args: Any, kwargs: Any) -> Any:
+def _call_remote(managed: ManagedModel, remote: RemoteModule, forward: Any, args: Any, kwargs: Any) -> Any:
     """Run a call of a remote module as a transaction: after an internal failure it is undone and runs locally."""
     if not managed.pool.is_ours or active_mode():
         return _run_local(forward, args, kwargs)
@@ -224,13 +223,13 @@ def _call_remote(managed: ManagedModel, unit: RemoteModule, forward: Any, args: 
     try:
         with DeferredSignals():
             try:
-                reason = unit.find_obstacle()
+                reason = remote.find_obstacle()
             except SwappedParametersError:
                 raise
             except Exception as error:
-                raise_internal_fault(error, f"looking at {unit.name}")
+                raise_internal_fault(error, f"looking at {remote.name}")
             if not reason:
-                call = ModuleCall(unit, args, kwargs)
+                call = ModuleCall(remote, args, kwargs)
                 managed.calls += 1
                 return call.run()
     except SwappedParametersError:
@@ -240,7 +239,7 @@ def _call_remote(managed: ManagedModel, unit: RemoteModule, forward: Any, args: 
     except InternalFault as fault:
         if call is not None:
             call.undo()
-        managed.record.demote(unit.forward_text, fault)
+        managed.record.demote(remote.forward_text, fault)
         reason = str(fault)
     except WorkerError as error:
         if call is not None:
@@ -251,8 +250,8 @@ def _call_remote(managed: ManagedModel, unit: RemoteModule, forward: Any, args: 
         managed.give_up(str(error))
         return _run_local(forward, args, kwargs)
     with DeferredSignals():
-        _remote_modules.pop(unit.module, None)
-        _register_remote(managed, managed.split(unit, reason))
+        _remote_modules.pop(remote.module, None)
+        _register_remote(managed, managed.split(remote, reason))
     # The call has been undone: run it again, with the modules inside it remote where possible.
     return forward(*args, **kwargs) if not isinstance(forward, nn.Module) else ORIGINAL_CALL(forward, *args, **kwargs)
 

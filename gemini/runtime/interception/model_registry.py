@@ -18,9 +18,8 @@ if TYPE_CHECKING:
 
 _TABLE, _NAME = "_load_state_dict_post_hooks", "__gemini__"
 _models: weakref.WeakSet[nn.Module] = weakref.WeakSet()
-_tableless: weakref.WeakKeyDictionary[nn.Module, ManagedModel] = (
-    weakref.WeakKeyDictionary()
-)  # modules without that table
+# Modules without that table.
+_tableless: weakref.WeakKeyDictionary[nn.Module, ManagedModel] = weakref.WeakKeyDictionary()
 
 
 class _Registered:

@@ -96,7 +96,7 @@ class Broadcast:
         expected: dict[tuple[WorkerHandle, int], str],
         replies: dict[WorkerHandle, Any],
     ) -> bool:
-        """Send all requests; return whether one failed, which is then its reply. No worker starts before all are sent."""
+        """Send all requests; return whether one failed, which is then its reply. No worker starts early."""
         with ExitStack() as stack:
             for worker in reversed(requests):
                 worker.link.channel.cork()

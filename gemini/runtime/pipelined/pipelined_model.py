@@ -66,11 +66,12 @@ if TYPE_CHECKING:
     from gemini.runtime.pipelined.step_executor import Executor
 
 _FAILURES = 3  # failed steps of a kind after which no more are tried
+_SINGLE_MICROBATCH = "runs a batch as a single micro-batch"
 _TRACED = (3, 10)  # steps whose traces are saved
 _SLOW = 10  # times the predicted duration: a hang
 
 
-class _Call(NamedTuple):
+class _PlannedCall(NamedTuple):
     """A call of a kind that has a plan."""
 
     model: nn.Module
@@ -171,7 +172,7 @@ class PipelinedModel:
         except Exception as error:
             return PlannedEager(describe_failure(error), args, kwargs, plan=plan)
         if not torch.is_grad_enabled():
-            return self._evaluate(_Call(model, call, args, kwargs, plan, host_draws), kind, samples)
+            return self._evaluate(_PlannedCall(model, call, args, kwargs, plan, host_draws), kind, samples)
         step = self._step(model, contents, kind, plan, samples)
         step.plan, step.forward = plan, forward
         if host_draws is not None:
@@ -221,7 +222,7 @@ class PipelinedModel:
         self.managed.record.demote(f"a step of {self.managed.name}", error)
 
     # ── without gradients ──────────────────────────────────────────────────────────────────────────────────────────
-    def _evaluate(self, given: _Call, kind: CallKind, samples: int) -> Outcome:
+    def _evaluate(self, given: _PlannedCall, kind: CallKind, samples: int) -> Outcome:
         plan, output_spec = kind.plan, kind.output_specs[samples]
         assert plan is not None
         sizes = micro_batch_sizes(samples, plan.micro_batches)
@@ -326,17 +327,12 @@ class PipelinedModel:
         with self.attributes.hide(pending.runner.model), ExitStack() as stack:  # as at the call
             pending.region.enter(stack, Region.current())
             whole = self.plans.find_whole_batch(kind, pending.runner.model, ModelCall(args, kwargs), reason)
-        tailed = whole is not None and whole.plan is not None and whole.plan.tail is not None
-        how = (
-            "runs the forward of all micro-batches before the loss"
-            if tailed
-            else "runs a batch as a single micro-batch"
-        )
-        told = (
-            whole is not None and whole.plan is not None and whole.plan.single_micro_batch_reason
-        )  # already logged when it was planned
-        if not of_batch and not told:
-            self.managed.record.say(f"{self.managed.name} {how}: {reason}", once=reason)
+        plan = None if whole is None else whole.plan
+        is_tailed = plan is not None and plan.tail is not None
+        is_logged = plan is not None and plan.single_micro_batch_reason  # when it was planned
+        if not of_batch and not is_logged:
+            path = "runs the forward of all micro-batches before the loss" if is_tailed else _SINGLE_MICROBATCH
+            self.managed.record.say(f"{self.managed.name} {path}: {reason}", once=reason)
         if whole is not None:
             try:
                 return self.run_step(whole, whole.samples(pending.inputs) or 1, pending, tape, root)

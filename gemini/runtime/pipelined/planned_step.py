@@ -12,7 +12,7 @@ from gemini.batch_analysis.loss_tape import Tape
 from gemini.planner.step_plan import StepPlan
 from gemini.random_numbers.host_rng import HostRandomResults
 from gemini.runtime.call_outcome import Eager
-from gemini.runtime.deferred import PendingCall, StepResult, StepRunner
+from gemini.runtime.deferred import CallRunner, PendingCall, StepResult
 from gemini.runtime.eager.microbatches import run_forward
 from gemini.runtime.pipelined.call_signature import CallKind
 from gemini.runtime.pipelined.local_microbatches import run_microbatches
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(kw_only=True)
-class PlannedStep(StepRunner):
+class PlannedStep(CallRunner):
     """Runs steps of one kind of call, with one number of samples."""
 
     pipelined: PipelinedModel

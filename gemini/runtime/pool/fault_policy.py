@@ -42,7 +42,7 @@ class _Call(Protocol):
     """A call of such a module."""
 
     @property
-    def unit(self) -> _Module: ...
+    def remote_module(self) -> _Module: ...
     @property
     def arguments(self) -> tuple[Any, Any] | None: ...
     @property
@@ -104,7 +104,7 @@ class FaultPolicy:
         ):
             return
         self._saved += 1
-        unit, (args, kwargs) = call.unit, call.arguments
+        unit, (args, kwargs) = call.remote_module, call.arguments
         try:
             failure = Failure(
                 self.name, unit.name, action, unit.worker.index, f"{type(error).__name__}: {error}"[:10_000],

@@ -1,0 +1,29 @@
+"""Journal reader: the run journals of a folder, for `gemini explain` and other readers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from gemini.errors import ArtifactError
+from gemini.runtime.run_journal import ModelJournal, journal_files
+
+_FIELDS = ("model", "workers", "plan", "steps", "reasons", "traces")
+
+
+def read_newest(folder: Path) -> list[ModelJournal]:
+    """Return the models of the last run that ended; raises ArtifactError."""
+    for path in journal_files(folder) if folder.is_dir() else ():
+        try:
+            return [_read_entry(entry) for entry in json.loads(path.read_text(encoding="utf-8"))["models"]]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ArtifactError(f"cannot read {path}: {error}\n    → run the script again") from error
+    raise ArtifactError(
+        f"{folder} holds no journal of a run\n    → run a script with workers first, or name its run folder: "
+        "gemini explain --run-folder DIR"
+    )
+
+
+def _read_entry(entry: dict[str, Any]) -> ModelJournal:
+    return ModelJournal(**{name: entry[name] for name in _FIELDS}, last_ms=entry.get("last_ms", []))
