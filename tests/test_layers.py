@@ -43,8 +43,8 @@ LAYERS = (
 """From the lowest layer to the highest. Units of one layer do not import each other, except leaves."""
 
 RUNTIME_LAYERS = (
-    ("local_mode", "tracebacks", "retained_inputs", "run_journal"),
-    ("devices",),
+    ("local_mode", "tracebacks", "retained_inputs", "call_outcome", "rerun"),
+    ("devices", "run_journal"),
     ("graph_token",),
     ("transport",),
     ("exception_transfer", "argument_mutations"),
