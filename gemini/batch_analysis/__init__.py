@@ -1,5 +1,5 @@
-"""The proof that a model and the loss recorded after it split over micro-batches.
+"""Batch analysis: the proof that a model and the loss recorded after it can run by micro-batches.
 
-`prove_graph` follows samples through a captured graph, `prove` through the tape after it; `foresee` gives what shares
-are computed from; `check` holds a proof against numbers.
+`prove_graph` propagates batch kinds through a captured graph, `prove` through the loss tape; `Precomputed` computes the
+values that weights depend on; `check_splitting` compares a proof with numbers.
 """

@@ -1,4 +1,4 @@
-"""Statements: the steps of a program that the interpreter follows, and what holds for any of them."""
+"""Analysis steps: nodes of a graph and ops of a tape as the kind interpreter sees them, and checks on any step."""
 
 from __future__ import annotations
 
@@ -19,50 +19,50 @@ class AnalysisStep:
     """One step of a program: a node of a graph or an op of a tape."""
 
     index: Hashable
-    name: str  # of its rule
-    form: Any  # of (args, kwargs), or one form of each
+    name: str  # selects its rule
+    form: Any  # one form of (args, kwargs), or a pair of forms
     results: list[tuple[Any, ResultMeta]]
     samples: int
     traced: bool
     where: str = ""
-    pure: bool = True  # does nothing but compute its results
-    known: bool | None = None  # given, for what has no arguments
+    pure: bool = True  # has no side effects
+    known: bool | None = None  # computable before the step; None: follows from the arguments
     random: bool = False
-    flaggable: bool = True  # its one result can be multiplied
+    flaggable: bool = True  # its single result can be weighed
     returns_several: bool = False  # it returns several tensors, each of which can be replaced
     writes: tuple[Hashable, ...] = ()
-    role: str = ""  # of its node, in a rolled graph
-    late: tuple[int, ...] = ()  # writes to what it reads: something made before them has other contents now
-    run: Callable[[KindInterpreter, AnalysisStep], Sequence[Kind] | Kind] | None = None  # instead of a rule
+    role: str = ""  # of the node in a rolled graph
+    late: tuple[int, ...] = ()  # writes to its inputs after these were made
+    run: Callable[[KindInterpreter, AnalysisStep], Sequence[Kind] | Kind] | None = None  # replaces the rule
 
 
 def form_refs(form: Any) -> list[Any]:
-    """The values that a statement reads, those inside numbers included."""
+    """Return the values that a step reads, those inside numbers included."""
     return [ref for part in (form if isinstance(form, tuple) else (form,)) for ref in refs(part)]
 
 
 def expand_kinds(found: Any, count: int) -> list[Kind]:
-    """One kind for every result."""
+    """Return one kind per result."""
     return list(found) if isinstance(found, (list, tuple)) else [found] * count
 
 
 class InheritedRefusal(AnalysisRefused):
-    """Opaque because an argument is; keeps the first reason."""
+    """Refused because an argument is opaque; keeps the first reason."""
 
 
 def check_against_sizes(kind: Kind, result: ResultMeta, statement: AnalysisStep) -> Kind:
-    """A kind held against the sizes that were seen; a contradiction is no proof."""
+    """Return the kind, or `Opaque` where it contradicts the observed sizes."""
     if isinstance(kind, Shard):
         size = result.shape[kind.dim] if kind.dim < len(result.shape) else -1
         if size != kind.entries * statement.samples or result.batch not in (kind.dim, "?"):
-            return Opaque(f"{statement.where}: sizes contradict what its rule says")
+            return Opaque(f"{statement.where}: its sizes contradict its rule")
     elif isinstance(kind, (Replicate, Partial, WeightedPartial)) and result.batch not in (None, "?"):
         return Opaque(f"{statement.where}: its size depends on the batch, against its rule")
     return kind
 
 
 def refuse_scattered_random_numbers(call: OpCall, found: Any) -> None:
-    """Random numbers are drawn for the whole batch and handed out by sample, which must lie together."""
+    """Refuse random numbers of samples that are not contiguous: the whole batch draws, and is sliced by sample."""
     for kind in found if isinstance(found, (list, tuple)) else (found,):
         if call.random and isinstance(kind, Shard) and kind.outer != 1:
-            raise AnalysisRefused("random numbers of samples that do not lie together")
+            raise AnalysisRefused("random numbers of samples that are not contiguous")

@@ -1,7 +1,7 @@
-"""Custom autograd functions: looked into by tracing their forward and their backward.
+"""Custom autograd functions, analysed by tracing their forward and their backward.
 
-A function splits if its forward keeps samples apart, and its backward, given derivatives by samples, returns
-derivatives by samples for arguments that are samples, and sums over samples for those that are the same for all.
+A function splits if its forward keeps samples separate and its backward, for sharded output gradients, returns sharded
+gradients of sharded arguments and sums over samples for replicated ones.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from gemini.ir.pytree import Ref, SequenceForm
 
 
 def analyze_autograd_function(node: Node, interpreter: KindInterpreter, statement: AnalysisStep) -> list[Kind]:
-    """The kinds of what a custom function returns."""
+    """Return the kinds of the results of a custom autograd function."""
     args, kwargs = interpreter.arguments(statement)
     given = [leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, TensorValue)]
     for value in given:
@@ -38,7 +38,7 @@ def analyze_autograd_function(node: Node, interpreter: KindInterpreter, statemen
     if kwargs or any(isinstance(leaf, (TensorValue, SampleCount, UnknownNumber)) for leaf in leaves(boxed)):
         raise AnalysisRefused(f"{what} with arguments in containers")
     if any(not isinstance(value.kind, (Replicate, Shard)) for value in given):
-        raise AnalysisRefused(f"{what} of something else than samples and constants")
+        raise AnalysisRefused(f"{what} of arguments that are neither sharded nor replicated")
     module, _, name = node.target.partition(":")
     try:
         cls = Symbol(module, name).resolve()
@@ -54,19 +54,19 @@ def analyze_autograd_function(node: Node, interpreter: KindInterpreter, statemen
 
 
 class _ScriptedSource(nn.Module):  # type: ignore[misc]
-    """A function that was compiled by TorchScript, in Python again, as a module."""
+    """The Python source of a function that TorchScript compiled, as a module."""
 
     def __init__(self, function: Any) -> None:
         super().__init__()
         self.__dict__["function"] = function
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Its result."""
+        """Return its result."""
         return self.function(*args, **kwargs)
 
 
 def analyze_scripted_function(node: Node, interpreter: KindInterpreter) -> list[Kind] | None:
-    """The kinds of what a function compiled by TorchScript returns; None for any other function kept whole."""
+    """Return the kinds of the results of a function compiled by TorchScript; None for any other opaque function."""
     owner, name = find_call(node.target)
     python = getattr(getattr(owner, name, None), "_torchdynamo_inline", None)
     if python is None:
@@ -85,21 +85,21 @@ def analyze_scripted_function(node: Node, interpreter: KindInterpreter) -> list[
 
 
 class _Context:
-    """Stands in for the context that torch gives a function."""
+    """Stands in for the context that torch passes to a function."""
 
     def __init__(self, needed: tuple[bool, ...]) -> None:
         self.needs_input_grad = needed
         self.saved_tensors: tuple[Any, ...] = ()
 
     def save_for_backward(self, *tensors: Any) -> None:
-        """Keep tensors for the backward."""
+        """Save tensors for the backward."""
         self.saved_tensors = tensors
 
     def mark_non_differentiable(self, *tensors: Any) -> None:
-        """Of no matter here."""
+        """Do nothing: the analysis does not depend on it."""
 
     def set_materialize_grads(self, value: bool) -> None:
-        """Of no matter here."""
+        """Do nothing: the analysis does not depend on it."""
 
 
 class _Forward(nn.Module):  # type: ignore[misc]
@@ -111,7 +111,7 @@ class _Forward(nn.Module):  # type: ignore[misc]
         self.needed = tuple(isinstance(arg, TensorValue) and arg.grad for arg in args)
 
     def run(self, args: tuple[Any, ...]) -> tuple[_Context, Any]:
-        """The result, and the context."""
+        """Return the context and the result."""
         context = _Context(self.needed)
         if self.cls.setup_context is not torch.autograd.function._SingleLevelFunction.setup_context:
             made = self.cls.forward(*args)
@@ -120,22 +120,22 @@ class _Forward(nn.Module):  # type: ignore[misc]
         return context, self.cls.forward(context, *args)
 
     def forward(self, *args: Any) -> Any:
-        """The result."""
+        """Return the result."""
         with torch.no_grad():
             return self.run(args)[1]
 
 
 class _GradientPositions:
-    """Which arguments the last backward gave derivatives by; not kept by the module, which a trace must not change."""
+    """Arguments that the last backward returned gradients of; outside the module, which a trace must not change."""
 
     last: ClassVar[list[int]] = []
 
 
 class _Backward(_Forward):
-    """Forward and backward of a function as a module; returns the derivatives that are tensors."""
+    """Forward and backward of a function as a module; returns the gradients that are tensors."""
 
     def forward(self, *args: Any) -> Any:
-        """Derivatives by the arguments, given those of the results behind them."""
+        """Return the gradients of the arguments; the gradients of the results follow the arguments."""
         count = len(self.needed)
         with torch.no_grad():
             context, _ = self.run(args[:count])
@@ -149,7 +149,7 @@ class _Backward(_Forward):
 def _check_backward(  # noqa: PLR0917
     cls: Any, node: Node, interpreter: KindInterpreter, statement: AnalysisStep, args: Any, kinds: list[Kind]
 ) -> None:
-    """Refuse a function whose derivatives are not by samples."""
+    """Refuse a function whose gradients are not per sample."""
     extra = []
     for at, ((_, result), kind) in enumerate(zip(statement.results, kinds, strict=True)):
         ref = Ref(-1 - at)

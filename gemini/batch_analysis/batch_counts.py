@@ -1,4 +1,4 @@
-"""Numbers of a model's Python: which count samples, which are the same in every micro-batch, which are neither."""
+"""Numbers of a model's Python: which count samples, which are equal in every micro-batch, which are neither."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _COMPARE = ("eq", "ne", "lt", "le", "gt", "ge", "bool")
 
 
 def number_kind(expr: Any, values: Mapping[Hashable, TensorValue]) -> Any:
-    """A plain number that is fixed, a `SampleCount`, `DataNumber` for one read from data, or `UnknownNumber`."""
+    """Return a plain fixed number, a `SampleCount`, `DataNumber` for one read from data, or `UnknownNumber`."""
     if not isinstance(expr, Expr):
         return expr
     if expr.op in ARITHMETIC:

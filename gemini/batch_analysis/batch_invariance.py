@@ -1,12 +1,12 @@
-"""Evenness: tensors of samples whose contents are the same for all of them: an expanded token, positions, a blank mask.
+"""Batch invariance: sharded tensors whose contents are equal for all samples, as an expanded token or a blank mask.
 
-    cls.expand(n, 1, d)                          every row alike: period 1
-    cat([cls.expand(n, 1, d), x], 1) + places    alike in part: places 0 to 1 of dimension 1
-    arange(t).repeat(n, 1)                       alike; seen as (n·t,), period t
-    blank.gather(1, noise.argsort(1))            not alike, but as much in every sample: shuffled
+    cls.expand(n, 1, d)                          every row equal: period 1
+    cat([cls.expand(n, 1, d), x], 1) + places    equal in part: places 0 to 1 of dimension 1
+    arange(t).repeat(n, 1)                       equal; viewed as (n·t,), period t
+    blank.gather(1, noise.argsort(1))            not equal, but with the same sum in every sample: shuffled
 
-Along the samples, contents depend on the place modulo the period alone. Such a tensor may be taken for samples in any
-order that keeps the period; and its sum over the batch counts samples.
+Along the samples, contents depend only on the place modulo the period. Such a tensor can be treated as samples in any
+order that keeps the period, and its sum over the batch counts samples.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from gemini.batch_analysis.batch_kinds import Kind, Partial, Replicate, Shard
 from gemini.batch_analysis.op_call import TensorValue, axis
 from gemini.batch_analysis.rules.pointwise import NAMES
 
-Part = tuple[int, int, int]  # dimension, first place, place behind the last
+Part = tuple[int, int, int]  # dimension, start, stop
 
 
 @dataclass(frozen=True)
 class Invariant:
-    """Contents that are the same for all samples, all of them or in part."""
+    """Contents that are equal for all samples, entirely or in part."""
 
     period: int = 1
     part: Part | None = None
-    spread: frozenset[int] = frozenset()  # other dimensions along which they are the same
-    shuffled: bool = False  # only their sum is
+    spread: frozenset[int] = frozenset()  # other dimensions along which they are equal
+    shuffled: bool = False  # only their sum is equal
 
 
 @dataclass(frozen=True)
 class Permutation:
-    """Numbers of places along a dimension, each once: the result of argsort."""
+    """Indices of places along a dimension, each once: the result of argsort."""
 
     dim: int
 
@@ -49,7 +49,7 @@ _POINTWISE = frozenset({*NAMES.split(), "add", "sub", "rsub", "mul", "div", "neg
 
 
 def find_invariance(name: str, args: Sequence[Any], kwargs: dict[str, Any], made: TensorValue) -> Found:
-    """What is the same for all samples in the result of an op that does not draw."""
+    """Return which part of the result of a deterministic op is equal for all samples."""
     if name in _PLAIN:
         return Invariant(spread=frozenset(range(made.rank)))
     if name in _SAME:
@@ -61,7 +61,7 @@ def find_invariance(name: str, args: Sequence[Any], kwargs: dict[str, Any], made
 
 
 def fully_invariant(value: Any) -> Invariant | None:
-    """The evenness of a value all of which is even."""
+    """Return the invariance of a value that is invariant as a whole, else None."""
     found = value.invariance if isinstance(value, TensorValue) else None
     return found if isinstance(found, Invariant) and found.part is None and not found.shuffled else None
 
@@ -102,7 +102,7 @@ def _repeat(args: Sequence[Any], kwargs: dict[str, Any], made: TensorValue) -> F
 
 
 def _wider(value: TensorValue, made: TensorValue, found: Invariant) -> frozenset[int]:
-    """The dimensions along which entries are the same after some were repeated."""
+    """Return the dimensions along which entries are equal after some were repeated."""
     more = made.rank - value.rank
     ones = {dim + more for dim in range(value.rank) if value.shape[dim] == 1}
     return frozenset({*range(more), *ones, *(dim + more for dim in found.spread)})
@@ -134,7 +134,7 @@ def _index(args: Sequence[Any], kwargs: dict[str, Any], made: TensorValue) -> Fo
 
 
 def indexes_invariant_part(found: Invariant, items: list[Any], rank: int) -> bool:
-    """Whether basic indices take nothing but what is even."""
+    """Return whether basic indices select nothing but the invariant part."""
     if any(isinstance(item, bool) or not (item is None or isinstance(item, (int, slice))) for item in items):
         return False
     if found.part is None:
@@ -172,7 +172,7 @@ def _view(args: Sequence[Any], kwargs: dict[str, Any], made: TensorValue) -> Fou
     before = range(value.kind.dim)
     if any(value.shape[dim] != 1 and dim not in found.spread for dim in before):
         return None
-    every = found.period * prod(value.shape[value.kind.dim + 1 :])  # contents repeat after so many entries
+    every = found.period * prod(value.shape[value.kind.dim + 1 :])  # the period in entries
     behind = prod(made.shape[made.kind.dim + 1 :])
     if every % behind == 0:
         return Invariant(every // behind)
@@ -197,7 +197,7 @@ def _argsort(args: Sequence[Any], kwargs: dict[str, Any], made: TensorValue) -> 
 
 
 def _sum(args: Sequence[Any], kwargs: dict[str, Any], made: TensorValue) -> Found:  # noqa: ARG001
-    """A sum over the batch that is as much for every sample."""
+    """Return the invariance of a sum over the batch to which every sample contributes equally."""
     found, kind = args[0].invariance, args[0].kind
     if not isinstance(made.kind, Partial) or not isinstance(found, Invariant) or found.part is not None or made.rank:
         return None
@@ -224,7 +224,7 @@ FOLLOWED = _POINTWISE | {*_PLAIN, *_SAME, *_HANDLERS}
 
 
 def align_invariant(values: Sequence[TensorValue]) -> list[TensorValue]:
-    """The same tensors; one that is even is taken for samples as the others hold them."""
+    """Return the tensors, invariant ones with the batch kind of the rest."""
     varying = [value for value in values if isinstance(value.kind, Shard)]
     firm: set[Kind] = {value.kind for value in varying if fully_invariant(value) is None}
     if len({value.kind for value in varying}) < 2 or len(firm) > 1:

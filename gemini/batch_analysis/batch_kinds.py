@@ -1,4 +1,7 @@
-"""Kinds of values: what a value of a step is, seen from its micro-batches; see `gemini.batch_analysis.split_result`."""
+"""Batch kinds: how the values of the micro-batches make up a value of the whole batch, in the words of DTensor.
+
+`gemini.batch_analysis.split_result` tabulates them.
+"""
 
 from __future__ import annotations
 
@@ -15,17 +18,17 @@ if TYPE_CHECKING:
 
 
 class SplittingError(GeminiError):
-    """A step is not what its proof was about."""
+    """A step violates an assumption of its proof."""
 
 
 @dataclass(frozen=True)
 class Replicate:
-    """The same in every micro-batch."""
+    """Equal in every micro-batch."""
 
 
 @dataclass(frozen=True)
 class Shard:
-    """Dimension `dim` counts samples: `outer` groups, in each the samples in order, `factor` entries a sample."""
+    """Dimension `dim` counts samples: `outer` groups, in each the samples in order, `factor` entries per sample."""
 
     dim: int
     factor: int = 1
@@ -33,11 +36,11 @@ class Shard:
 
     @property
     def entries(self) -> int:
-        """How many entries of the dimension belong to one sample."""
+        """The entries of the dimension per sample."""
         return self.factor * self.outer
 
     def take(self, whole: torch.Tensor, start: int, length: int, samples: int) -> torch.Tensor:
-        """The part of some samples, one after the other in memory if the whole is: code may view it."""
+        """Return the part of some samples, contiguous if the whole is: user code may view it."""
         if self.outer == 1:
             part = whole.narrow(self.dim, start * self.factor, length * self.factor)
             return part.contiguous() if whole.is_contiguous() else part
@@ -46,7 +49,7 @@ class Shard:
         return part.flatten(self.dim, self.dim + 1)
 
     def join(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
-        """The whole of all parts."""
+        """Concatenate the parts of all micro-batches."""
         if self.outer == 1:
             return torch.cat(list(parts), self.dim)
         grouped = [part.unflatten(self.dim, (self.outer, part.shape[self.dim] // self.outer)) for part in parts]
@@ -55,36 +58,36 @@ class Shard:
 
 @dataclass(frozen=True)
 class SampleIndices:
-    """The numbers of the samples, 0 to n - 1, along a dimension."""
+    """The indices of the samples, 0 to n - 1, along a dimension."""
 
     dim: int
 
 
 @dataclass(frozen=True)
 class RowIndices:
-    """Numbers of rows of another tensor, which has `rows` a sample: every micro-batch counts its own from 0."""
+    """Indices of rows of another tensor that has `rows` per sample: every micro-batch counts its own from 0."""
 
-    kind: Shard  # how they lie
+    kind: Shard  # of the indices themselves
     rows: int
 
 
 @dataclass(frozen=True)
 class SortedRows:
-    """Part of a run in which rows of all samples are sorted, worked on, and put back (experts).
+    """Part of a region in which the rows of all samples are sorted, processed and restored to their order (experts).
 
-    `role`: `keys` and `rows` are in sorted order; `order` says where they were; `inverse` where they went; `numbers`
-    are 0, 1, 2 …; `tally` and `offsets` say how many rows there are of each key.
+    `role`: `keys` and `rows` are in sorted order; `order` holds their original places, `inverse` those after sorting;
+    `numbers` are 0, 1, 2 …; `tally` and `offsets` count the rows of each key.
     """
 
     role: str
     order: Hashable
-    entries: int  # rows a sample
-    divisor: int = 1  # an order of rows, of which so many share a source
+    entries: int  # rows per sample
+    divisor: int = 1  # rows per source, in an order
 
 
 @dataclass(frozen=True)
 class PerMicroBatch:
-    """Made in a loop over samples: the whole batch has one for every micro-batch, made of its samples alone."""
+    """Made in a loop over samples: the whole batch has one value per micro-batch, made of its samples alone."""
 
 
 @dataclass(frozen=True)
@@ -94,14 +97,14 @@ class Partial:
 
 @dataclass(frozen=True)
 class WeightedPartial:
-    """A mean over micro-batches, weighted by a share."""
+    """A mean over micro-batches: additive after multiplication by a weight."""
 
     share: Weight
 
 
 @dataclass(frozen=True)
 class Opaque:
-    """Not to be had from micro-batches, and why."""
+    """Not computable from micro-batches; `reason` says why."""
 
     reason: str
 

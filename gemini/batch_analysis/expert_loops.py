@@ -1,4 +1,4 @@
-"""Loops over experts: Python that asks which experts have rows, and runs each on its own.
+"""Loops over experts: Python that lists the experts that have rows, and runs each on its rows.
 
     mask = one_hot(chosen, experts).permute(2, 1, 0)
     for expert in (mask.sum((-1, -2)) > 0).nonzero():        a list: the experts that have rows
@@ -6,17 +6,16 @@
         if row.numel() == 0: continue
         out.index_add_(0, row, experts[expert](x[row]) * weights[row, slot, None])
 
-Which experts a run has depends on all of its samples. That changes nothing for a sample, if an expert without rows adds
-nothing. So the Python is traced as if every expert had rows, and the trace is followed; then again as if some had none,
-and each of these traces must be the first one without what those experts do:
+Which experts run depends on all samples. That changes nothing for a sample if an expert without rows adds nothing. So
+the Python is traced as if every expert had rows, and that trace is analysed; then as if some had none, and each of
+these traces must equal the first one without the steps of those experts:
 
     all      e0 e1 e2 e3
     even     e0    e2
     odd         e1    e3
     none
 
-Contents decide nothing else: a branch on another than these lists, on the number of an expert or on whether a choice is
-empty, is refused as in any leaf.
+Any other branch on contents is refused, as in any leaf.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ from gemini.ir.node import Node
 from gemini.ir.pytree import Ref
 from gemini.ir.symint import Expr
 
-_LENGTH = 2  # rows of a choice, in a trace
+_LENGTH = 2  # rows per choice in a trace
 _EMPTY = {("eq", 0), ("ne", 0), ("gt", 0), ("le", 0), ("lt", 1), ("ge", 1)}
 Keep = Callable[[int], bool]
 
@@ -66,14 +65,14 @@ def _none(at: int) -> bool:  # noqa: ARG001
 def analyze_expert_loops(
     node: Node, module: nn.Module, interpreter: KindInterpreter, model: nn.Module | None = None
 ) -> list[Kind]:
-    """The kinds of what a leaf with such a loop returns."""
+    """Return the kinds of the results of a leaf that loops over experts."""
     leaf = LeafTrace(node, module, interpreter, model)
     try:
         last, traces = 0, leaf.traces(_ExpertTracer)
     except TraceRefused as coarse:
         if IndexError.__name__ not in coarse.reason:
             raise
-        last, traces = 1, leaf.traces(partial(_ExpertTracer, last=1))  # a class for rows without expert, which has none
+        last, traces = 1, leaf.traces(partial(_ExpertTracer, last=1))  # the extra class of rows without an expert
     full: Any = traces[0].tracer
     if not full.picks:
         raise AnalysisRefused("it chooses no rows")
@@ -90,9 +89,9 @@ def analyze_expert_loops(
 
 @dataclass
 class LoopTurn:
-    """What was recorded while the Python had one element of a list."""
+    """The steps recorded while the loop body had one element of a list."""
 
-    node: int  # that made the list
+    node: int  # makes the list
     element: int
     start: int
     stop: int = -1
@@ -100,7 +99,7 @@ class LoopTurn:
 
 @dataclass
 class _ListElements:
-    """The elements of a list, in turn; says which is at work."""
+    """Iterates over a list and records which element is current."""
 
     tracer: _ExpertTracer
     node: int
@@ -116,24 +115,24 @@ class _ListElements:
 
 
 class _ExpertTracer(Tracer):
-    """A trace in which lists have the elements, and choices the rows, that it is told."""
+    """A trace in which lists have prescribed elements, and choices prescribed rows."""
 
     def __init__(
         self, model: nn.Module, leaf_policy: LeafPolicy, listed: Keep = _all, filled: Keep = _all, last: int = 0
     ) -> None:
         super().__init__(model, leaf_policy)
         self.listed, self.filled, self.last = listed, filled, last
-        self.lists: dict[int, list[int]] = {}  # nodes that list experts: those listed
-        self.parts: dict[int, int] = {}  # nodes that take a list apart
+        self.lists: dict[int, list[int]] = {}  # nodes that list experts → the listed ones
+        self.parts: dict[int, int] = {}  # nodes that unpack a list → the list
         self.turns: list[LoopTurn] = []
-        self.picks: dict[int, int] = {}  # nodes that choose rows: how many
-        self.elements: set[int] = set()  # nodes whose contents follow from an element alone
+        self.picks: dict[int, int] = {}  # nodes that choose rows → their number
+        self.elements: set[int] = set()  # nodes that depend on one element only
         self.parting = False
-        self.asked = False  # whether a choice is empty
+        self.asked = False  # the Python branched on whether a choice is empty
 
     def _op(self, func: Any, args: Any, kwargs: Any) -> Any:
         short = concretize.short_name(_name(func))
-        if short in concretize.SIZES and short != "__len__":  # with provenance, also where contents decide them
+        if short in concretize.SIZES and short != "__len__":  # with provenance, even where they depend on contents
             dynamic, self.dynamic = self.dynamic, {}
             try:
                 return super()._op(func, args, kwargs)
@@ -174,7 +173,7 @@ class _ExpertTracer(Tracer):
         return output
 
     def _note_elements(self, short: str, tensor: torch.Tensor | None, output: Any) -> Any:
-        """Elements of lists, and what follows from one alone."""
+        """Record elements of lists and values that depend on one element only."""
         node = self.nodes[-1] if self.nodes else None
         if node is None or tensor is None or node.kind != "op" or node.mutates:
             return output
@@ -188,7 +187,7 @@ class _ExpertTracer(Tracer):
         return output
 
     def guard(self, expr: Expr, expected: Any, concrete: bool = False) -> None:
-        """Note a fact, unless it is one of an element or of a list, or that a choice is not empty."""
+        """Record a guard, unless it concerns an element, a list, or a choice that is not empty."""
         if self._is_own(expr) or self.parting:
             return
         if self._asks_emptiness(expr):
@@ -203,7 +202,7 @@ class _ExpertTracer(Tracer):
         return bool(read) and all(ref.node in self.elements for ref in read) and not _reads_size(expr)
 
     def _asks_emptiness(self, expr: Expr) -> bool:
-        """`row.numel() == 0` and the like."""
+        """Return whether an expression tests a choice for emptiness (`row.numel() == 0`)."""
         size = expr.operands[0]
         asked = expr.op == "bool" or (len(expr.operands) > 1 and (expr.op, expr.operands[1]) in _EMPTY)
         if not asked or not isinstance(size, Expr) or size.op not in ("size", "numel"):
@@ -213,7 +212,7 @@ class _ExpertTracer(Tracer):
 
 
 def _reads_size(expr: Any) -> bool:
-    """Whether an expression reads a size."""
+    """Return whether an expression reads a size."""
     if not isinstance(expr, Expr):
         return False
     return expr.op in ("size", "numel", "stride", "storage_offset") or any(map(_reads_size, expr.operands))

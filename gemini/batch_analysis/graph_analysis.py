@@ -1,4 +1,4 @@
-"""Graphs: the statements of a captured model, and what follows from them for its outputs."""
+"""Graph analysis: the batch kinds of all values of a captured graph."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ from gemini.ir.pytree import Ref, expr_refs
 
 @dataclass
 class GraphKinds:
-    """What micro-batches make of every value of a graph."""
+    """The batch kinds of all values of a graph."""
 
     graph: Graph
     interpreter: KindInterpreter
-    order: tuple[int, ...] = ()  # nodes of the inputs, in the order of the call's tensors
-    own_statistics: tuple[str, ...] = ()  # modules that take those of each micro-batch
-    least: int = 1  # samples of a micro-batch: fewer were not looked at
+    order: tuple[int, ...] = ()  # input nodes, in the order of the call's tensors
+    own_statistics: tuple[str, ...] = ()  # modules that use the statistics of each micro-batch
+    least: int = 1  # the fewest samples of a micro-batch
     memo: dict[Any, Any] = field(default_factory=dict)
 
     @property
@@ -52,22 +52,22 @@ class GraphKinds:
         return self.interpreter.blocked
 
     def kind(self, ref: Ref) -> Kind:
-        """The kind of a value."""
+        """Return the kind of a value."""
         if self.reason:
             return Opaque(self.reason)
         value = self.interpreter.values.get(ref)
         if value is not None and isinstance(value.kind, PerMicroBatch):
-            return Opaque(f"{self.graph.nodes[ref.node].name} is one of a list with an entry for every sample")
+            return Opaque(f"{self.graph.nodes[ref.node].name} is an element of a list with one entry per sample")
         if value is not None and isinstance(value.kind, SortedRows):
-            return Opaque(f"{self.graph.nodes[ref.node].name} has rows that are not back in their order")
-        return value.kind if value is not None else Opaque(f"{self.graph.nodes[ref.node].name} was not followed")
+            return Opaque(f"{self.graph.nodes[ref.node].name} has rows that were not restored to their order")
+        return value.kind if value is not None else Opaque(f"{self.graph.nodes[ref.node].name} was not analysed")
 
     def inputs(self) -> tuple[int | None, ...]:
-        """The batch dimension of every input."""
+        """Return the batch dimension of every input."""
         return tuple(None if place is None else place.dim for place in self.places())
 
     def places(self) -> tuple[Shard | None, ...]:
-        """How samples lie in every input."""
+        """Return how every input is sharded."""
         kinds = [self.kind(Ref(index)) for index in self.order]
         return tuple(kind if isinstance(kind, Shard) else None for kind in kinds)
 
@@ -82,7 +82,7 @@ def prove_graph(
 ) -> GraphKinds:
     """Follow samples through a graph. With a call, its tensors give the order of the inputs.
 
-    `least`: the fewest samples of a micro-batch. `micro_batch_statistics`: batch normalization may use the statistics of
+    `least`: the fewest samples of a micro-batch. `micro_batch_statistics`: batch normalization may use those of
     each micro-batch.
     """
     modules = {
@@ -118,7 +118,7 @@ def prove_graph(
 
 
 def settle_assignments(interpreter: KindInterpreter, graph: Graph) -> None:
-    """Attributes that the glue sets: the last micro-batch must leave what the whole batch would."""
+    """Block a graph that assigns per-micro-batch values to attributes: the last must leave the whole batch's state."""
     for node in graph.nodes:
         if node.target != ASSIGN:
             continue
@@ -127,7 +127,7 @@ def settle_assignments(interpreter: KindInterpreter, graph: Graph) -> None:
                 isinstance(leaf, TensorValue) and not leaf.is_constant
             )
             if varies and not interpreter.blocked:
-                interpreter.blocked = f"{node.name} keeps something of the batch in an attribute"
+                interpreter.blocked = f"{node.name} stores data of the batch in an attribute"
 
 
 def _input_order(graph: Graph, args: tuple[Any, ...] | None, kwargs: dict[str, Any] | None) -> tuple[int, ...]:
@@ -139,9 +139,9 @@ def _input_order(graph: Graph, args: tuple[Any, ...] | None, kwargs: dict[str, A
 
 
 def _obstacle(graph: Graph) -> str:
-    """What keeps a graph from being split at all."""
+    """Return what prevents a graph from being split at all; '' if nothing."""
     if graph.is_whole:
-        return f"the model runs whole: {graph.blocks['']}"
+        return f"the model was captured as one opaque node: {graph.blocks['']}"
     if graph.batch_size is None:
         held = graph.checked.get("half batch", "")
         return f"its Python depends on the number of samples ({held})" if held else "no input counts samples"
@@ -151,15 +151,15 @@ def _obstacle(graph: Graph) -> str:
 
 
 def settle_guards(interpreter: KindInterpreter, graph: Graph) -> None:
-    """Branches on contents must come out in every micro-batch as on the whole batch: what they read is put in whole."""
-    settled = {id(guard) for guard in early_guards(graph).guards} if graph.rolled else set()  # by conditions
+    """Make branches on contents agree in all micro-batches: replace the values they read by the whole batch's."""
+    settled = {id(guard) for guard in early_guards(graph).guards} if graph.rolled else set()  # conditions cover them
     for guard in graph.guards:
         if not guard.data or id(guard) in settled or _asks_every_sample(interpreter, graph, guard):
             continue
         for ref in expr_refs(guard.expr):
             value = interpreter.values.get(ref)
             if value is not None and isinstance(value.kind, PerMicroBatch):
-                continue  # every micro-batch asks for itself, and every stage looks how it comes out
+                continue  # each micro-batch evaluates it, and each stage checks the outcome
             if value is None or (not value.is_constant and not interpreter.demand(ref, "whole")):
                 why = value.kind.reason if value is not None and isinstance(value.kind, Opaque) else ""
                 reason = f"a branch depends on the contents of the batch ({guard.line}) {why}".strip()
@@ -168,15 +168,15 @@ def settle_guards(interpreter: KindInterpreter, graph: Graph) -> None:
 
 
 def _asks_every_sample(interpreter: KindInterpreter, graph: Graph, guard: Guard) -> bool:
-    """Whether a branch asks if all numbers are finite: the whole batch answers yes if every micro-batch does."""
+    """Return whether a branch tests that all numbers are finite: then micro-batches decide for the whole batch."""
     ref = finite_check_operand(graph.nodes, guard.expr, guard.expected)
     value = None if ref is None else interpreter.values.get(ref)
     return value is not None and isinstance(value.kind, (Shard, Replicate))
 
 
 def find_size_branch(interpreter: KindInterpreter, graph: Graph, samples: int) -> str:
-    """Branches on sizes went as they go on a micro-batch: the first that would not go so on the whole batch."""
-    for guard in graph.guards if not graph.rolled else ():  # which was compared with a recording of the whole batch
+    """Return the first branch on sizes that the whole batch would take otherwise than a micro-batch; '' if none."""
+    for guard in graph.guards if not graph.rolled else ():  # compared with a trace of the whole batch
         if guard.data:
             continue
         found = number_at(guard.expr, interpreter.values, samples)
@@ -187,7 +187,7 @@ def find_size_branch(interpreter: KindInterpreter, graph: Graph, samples: int) -
 
 
 def result_of(meta: TensorMeta) -> ResultMeta:
-    """Size and type of a value, with the number of samples written in."""
+    """Return shape and type of a value, with the symbolic number of samples."""
     shape, batch = list(meta.shape), meta.batch_dim
     if batch is not None:
         shape[batch] = meta.batch_factor * SAMPLES
@@ -196,7 +196,7 @@ def result_of(meta: TensorMeta) -> ResultMeta:
 
 
 def statement_of(graph: Graph, node: Node, memo: dict[Any, Any]) -> AnalysisStep:
-    """A node as a statement."""
+    """Return a node as an analysis step."""
     results = [(Ref(node.id, source, path), result_of(meta)) for (source, path), meta in node.outputs.items()]
     where = f"{node.name} ({node.line})" if node.line else node.name
     if node.is_source:
@@ -238,29 +238,29 @@ def statement_of(graph: Graph, node: Node, memo: dict[Any, Any]) -> AnalysisStep
 def _analyze_stateful_leaf(
     graph: Graph, node: Node, interpreter: KindInterpreter, statement: AnalysisStep, memo: dict[Any, Any]
 ) -> Any:
-    """A leaf that keeps something of every run: where it cannot be followed, nothing may be split."""
+    """Analyse a leaf that changes state in every run; nothing may be split if that fails."""
     from gemini.batch_analysis.leaf_modules import analyze_leaf
 
     try:
         return analyze_leaf(graph, node, interpreter, statement, memo)
     except (AnalysisRefused, InheritedRefusal) as refused:
-        interpreter.block(statement, f"{statement.where}: it keeps something of every run; {refused}")
+        interpreter.block(statement, f"{statement.where}: it changes state in every run; {refused}")
         raise
 
 
 def _can_be_opened(node: Node) -> bool:
-    """Whether a block is one by choice, not because its Python could not be followed or was followed wrongly."""
+    """Return whether a block was chosen, not caused by Python that could not be traced."""
     chosen = node.reason in ("checkpointed", "asked for") or node.reason.startswith(("depth ", BRANCHES_ON_RESULTS))
     return node.kind == "block" and chosen and node.target != ""
 
 
 def _analyze_opaque_node(node: Node, interpreter: KindInterpreter, statement: AnalysisStep) -> Kind | list[Kind]:
-    """Python that is not followed: a constant of constants, if it is a function without effects."""
+    """Return the kind of an opaque Python node: replicated if it is a function of replicated values without effects."""
     given = [leaf for leaf in leaves(interpreter.arguments(statement)) if isinstance(leaf, TensorValue)]
-    block = f"a basic block: its Python is not followed ({node.reason})"
-    if node.kind == "module":  # it could be opened, but for what it does beside returning something
-        block = "it leaves tensors in its attributes, or in its arguments"
-    what = "a Python function kept whole" if node.kind == "call" else block
+    block = f"a basic block: its Python is not traced ({node.reason})"
+    if node.kind == "module":  # it could be traced but for its side effects
+        block = "it stores tensors in attributes or arguments"
+    what = "an opaque Python function" if node.kind == "call" else block
     if node.kind not in MODULES and given and all(value.is_constant for value in given) and not node.random:
         return Replicate()
     if node.kind == "call" and not any(isinstance(value.kind, Opaque) for value in given):
@@ -270,4 +270,4 @@ def _analyze_opaque_node(node: Node, interpreter: KindInterpreter, statement: An
         if found is not None:
             return found
     opaque = next((value.kind for value in given if isinstance(value.kind, Opaque)), None)
-    raise AnalysisRefused(what) if opaque is None else InheritedRefusal(opaque.reason)  # what comes first is in the way
+    raise AnalysisRefused(what) if opaque is None else InheritedRefusal(opaque.reason)  # the first obstacle is reported

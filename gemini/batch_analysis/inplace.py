@@ -1,4 +1,4 @@
-"""Writing: what a write in place does to the kinds of values that look at the same memory."""
+"""In-place writes: their effect on the kinds of values that share memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _OTHER_TYPES = ("view", "real", "imag", "get_real", "get_imag", "view_as_real", 
 
 
 def overwrite(interpreter: KindInterpreter, statement: AnalysisStep, key: Hashable, kind: Kind) -> None:
-    """`x[i] = y`: x must stay of its kind, for views of it were followed; one just made has none."""
+    """Handle `x[i] = y`: x must keep its kind, since views of it were analysed; a new value has none."""
     old, maker = interpreter.values[key].kind, interpreter.statements[interpreter.origin[key]].name
     if old == kind or (isinstance(kind, SortedRows) and maker == "empty_like"):
         return
@@ -32,7 +32,7 @@ def overwrite(interpreter: KindInterpreter, statement: AnalysisStep, key: Hashab
 
 
 def write(interpreter: KindInterpreter, statement: AnalysisStep, key: Hashable) -> None:
-    """A write in place: the value is now of the kind of the result. Other values may look at the same memory."""
+    """Give a written value the kind of the result; other values may share its memory."""
     if not statement.results or key == statement.results[0][0] or key not in interpreter.values:
         return
     old, new = interpreter.values[key], interpreter.values[statement.results[0][0]]
@@ -52,7 +52,7 @@ def write(interpreter: KindInterpreter, statement: AnalysisStep, key: Hashable) 
 
 
 def _has_other_reader(interpreter: KindInterpreter, statement: AnalysisStep, key: Hashable) -> bool:
-    """Whether something but a write has read a value before: it may be a view, which shows the write."""
+    """Return whether anything but a write read a value before: it may be a view, which shows the write."""
     made, now = interpreter.origin[key], interpreter.origin[statement.results[0][0]]
     between = interpreter.statements[made + 1 : now]
     return any(
@@ -63,7 +63,7 @@ def _has_other_reader(interpreter: KindInterpreter, statement: AnalysisStep, key
 
 
 def _loses_keys(interpreter: KindInterpreter, old: TensorValue, new: TensorValue) -> bool:
-    """Whether a write makes sorted keys mere rows of that sort, of which no other value could be a view."""
+    """Return whether a write turns sorted keys into mere rows of that sort, of which no other value can be a view."""
     before, after = old.kind, new.kind
     if not isinstance(before, SortedRows) or before.role != "keys" or after != replace(before, role="rows"):
         return False
@@ -72,7 +72,7 @@ def _loses_keys(interpreter: KindInterpreter, old: TensorValue, new: TensorValue
 
 
 def forget_aliases(interpreter: KindInterpreter, statement: AnalysisStep) -> None:
-    """A tape does not say what looks at the same memory: what may look at what is written is known no more."""
+    """Make values unknown that may share memory with a written one: a tape does not record aliases."""
     written = {value.dtype for key in statement.writes if (value := interpreter.values.get(key)) is not None}
     ops = (one for one in interpreter.statements if not one.traced)
     anything = not written or interpreter.mixes or any(_reinterprets(interpreter, one) for one in ops)
@@ -83,7 +83,7 @@ def forget_aliases(interpreter: KindInterpreter, statement: AnalysisStep) -> Non
 
 
 def _reinterprets(interpreter: KindInterpreter, statement: AnalysisStep) -> bool:
-    """Whether an op may look at memory as if it held another type; other views have the type of what they look at."""
+    """Return whether an op may view memory as another type; other views have the type of their base."""
     if statement.name not in _OTHER_TYPES or statement.form is None:
         return False
     read = {
@@ -97,7 +97,7 @@ def _reinterprets(interpreter: KindInterpreter, statement: AnalysisStep) -> bool
 def is_known_after_writes(
     interpreter: KindInterpreter, value: TensorValue, key: Hashable, writes: tuple[int, ...]
 ) -> bool:
-    """Whether a value is after some writes as it is known: the last made it so, or none can reach it."""
+    """Return whether the known kind of a value holds after some writes: the last one set it, or none reaches it."""
     if interpreter.statements[interpreter.origin[key]].index == max(writes):
         return True
     makers = [one for one in interpreter.statements if one.index in writes]

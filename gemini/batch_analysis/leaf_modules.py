@@ -1,7 +1,6 @@
-"""Leaves: modules that a graph runs as one node. The common layers of torch.nn are known; any other is traced inside.
+"""Leaf modules: modules that a graph runs as one node. Common layers of torch.nn have rules; any other is traced.
 
-The trace is made as in a capture: with traced sizes, at two batch sizes which must give the same nodes. Its Python runs
-anew in every run, so branches on contents or on the number of samples are no proof.
+Its Python runs anew in every run, so branches on contents or on the number of samples are no proof.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ _SIZES = (2, 3)
 def analyze_leaf(
     graph: Graph, node: Node, interpreter: KindInterpreter, statement: AnalysisStep, memo: dict[Any, Any]
 ) -> Any:
-    """The kinds of what a leaf returns."""
+    """Return the kinds of the results of a leaf."""
     args, kwargs = interpreter.arguments(statement)
     given = [leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, TensorValue)]
     module = graph.bound_model().get_submodule(node.target)
@@ -55,7 +54,7 @@ def analyze_leaf(
         if isinstance(value.kind, Opaque):
             raise _inherit_refusal(value.kind.reason)
     if module._forward_hooks or module._forward_pre_hooks:
-        raise AnalysisRefused("its hooks are not followed")
+        raise AnalysisRefused("its hooks are not traced")
     if any(isinstance(value.kind, SortedRows) for value in varying):
         return _analyze_rows(graph, node, interpreter, statement, memo)
     if interpreter.micro_batch_statistics and can_use_micro_batch_statistics(module):
@@ -76,13 +75,13 @@ def analyze_leaf(
 def _analyze_rows(
     graph: Graph, node: Node, interpreter: KindInterpreter, statement: AnalysisStep, memo: dict[Any, Any]
 ) -> list[Kind]:
-    """Rows of a sort, each seen as a sample of its own."""
+    """Analyse a leaf on sorted rows, each treated as a sample."""
     keys = {ref for form in (node.args, node.kwargs) for ref in refs(form)}
     before = {key: interpreter.values[key] for key in keys}
     varying = [value for value in before.values() if not value.is_constant]
     rows = as_rows(varying)
     if statement.random and not rows.entries:
-        raise AnalysisRefused("random numbers for rows of which nobody knows how many there are")
+        raise AnalysisRefused("random numbers for an unknown number of rows")
     results = [(key, row_result(result, rows, varying[0].shape[0])) for key, result in statement.results]
     try:
         for key, value in before.items():
@@ -106,7 +105,7 @@ def _counts(arguments: Any) -> bool:
 
 
 def _apply_known_rule(module: nn.Module, args: Any, kwargs: Any, statement: AnalysisStep) -> Any:
-    """By the rule of the function that a layer of torch.nn is."""
+    """Apply the rule of the function that a layer of torch.nn calls; None if there is none."""
     name = _KNOWN.get(type(module))
     if name is None or kwargs or len(args) != 1 or "forward" in vars(module):
         return None
@@ -128,7 +127,7 @@ def _apply_known_rule(module: nn.Module, args: Any, kwargs: Any, statement: Anal
 
 
 def _batch_norm_kind(args: Any, kwargs: Any) -> Kind:
-    """Batch normalization by statistics of each micro-batch."""
+    """Return the kind after batch normalization by the statistics of each micro-batch."""
     value: TensorValue = args[0] if args else kwargs["input"]
     if not isinstance(value.kind, Shard) or value.kind.dim != 0 or value.kind.outer != 1:
         raise AnalysisRefused("batch normalization whose first dimension is not the samples")
@@ -140,14 +139,14 @@ def _constant(tensor: torch.Tensor) -> TensorValue:
 
 
 class _Refusal:
-    """A leaf that could not be followed, remembered."""
+    """A leaf that could not be analysed, as remembered in the memo."""
 
     def __init__(self, reason: str) -> None:
         self.reason = reason
 
 
 def _map_to_graph(found: Any, given: list[TensorValue]) -> list[Kind]:
-    """What was found of a leaf, with shares by the values of the graph."""
+    """Return the kinds of a leaf with weights that refer to values of the graph."""
     if isinstance(found, _Refusal):
         raise AnalysisRefused(found.reason)
     kinds: list[Kind] = []
@@ -174,6 +173,6 @@ def _try_analysis(follow: Callable[..., Any], node: Node, *given: Any) -> Any:
     except AnalysisRefused as refused:
         return _Refusal(str(refused))
     except TraceRefused as coarse:
-        return _Refusal(f"its Python is not followed: {coarse.reason}")
+        return _Refusal(f"its Python is not traced: {coarse.reason}")
     except Exception as error:
         return _Refusal(f"tracing it raised {type(error).__name__}: {error!s:.80}")

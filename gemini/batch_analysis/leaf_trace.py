@@ -1,7 +1,7 @@
-"""Inside a leaf: its Python is traced at two batch sizes, on made-up contents, and the trace is interpreted.
+"""Leaf traces: the Python of a leaf, traced at two batch sizes on made-up contents, and analysed.
 
-The trace is made as in a capture: with traced sizes; two batch sizes must give the same nodes. The leaf's Python runs
-anew in every run, so branches on contents or on the number of samples are no proof.
+Sizes are traced as in a capture, and both batch sizes must give the same nodes. The Python of the leaf runs anew in
+every run, so branches on contents or on the number of samples are no proof.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ _SIZES = (2, 3)
 
 
 def model_objects(node: Node) -> list[ModelObject]:
-    """Objects of the model that a leaf is given: another's embedding, a configuration."""
+    """Return the objects of the model among the arguments of a leaf: another module, a configuration."""
     return [leaf for form in (node.args, node.kwargs) for leaf in form_leaves(form) if isinstance(leaf, ModelObject)]
 
 
 class LeafTrace:
-    """A leaf with made-up arguments for two numbers of samples. `model` holds the objects that it is given."""
+    """A leaf with made-up arguments for two numbers of samples; `model` owns the objects among them."""
 
     def __init__(
         self, node: Node, module: nn.Module, interpreter: KindInterpreter, model: nn.Module | None = None
     ) -> None:
-        self.order: list[TensorValue] = []  # the tensors that it is given
+        self.order: list[TensorValue] = []  # its tensor arguments
         self.region, self.micro_batch_statistics = node.region, interpreter.micro_batch_statistics
         where = next((tensor.device for tensor in (*module.parameters(), *module.buffers())), torch.device("cpu"))
         given = _arguments
@@ -61,20 +61,20 @@ class LeafTrace:
         self.calls = [ModelCall(*given(node, interpreter, size, self.order, where)) for size in _SIZES]
 
     def traces(self, make: Callable[..., Tracer] = Tracer, count: int = 2) -> list[Trace]:
-        """What it does with two samples, and with three."""
+        """Return its traces with two samples, and with three."""
         saved = ModelSnapshot(self.module)
         found = []
         try:
             for call in self.calls[:count]:
                 subject = CaptureSubject(self.module, call, saved, find_caches(self.module))
-                with _enter_region(self.region), saved.watching():
+                with _enter_region(self.region), saved.watch_writes():
                     found.append(trace(subject, call.tensors, make_leaf_policy(self.module, None, ()), make=make))
         finally:
             saved.restore()
         return found
 
     def graph(self, traces: list[Trace]) -> Graph:
-        """The graph of two traces, which must be the same."""
+        """Return the graph of two traces, which must be equal."""
         mismatch = first_mismatch(*traces)
         if mismatch is not None:
             raise AnalysisRefused(f"inside {mismatch[0].name}: {mismatch[1]}")
@@ -87,7 +87,7 @@ class LeafTrace:
         return inner
 
     def interpret(self, inner: Graph, same: frozenset[int] = frozenset()) -> KindInterpreter:
-        """The kinds of all values; those of some nodes are the same in every micro-batch."""
+        """Return the kinds of all values; the nodes in `same` are replicated."""
         from gemini.batch_analysis.graph_analysis import statement_of
 
         inside = KindInterpreter(frozen=True, micro_batch_statistics=self.micro_batch_statistics)
@@ -106,14 +106,14 @@ class LeafTrace:
 
 
 def trace_inside(node: Node, module: nn.Module, interpreter: KindInterpreter, model: nn.Module | None = None) -> Any:
-    """The kinds of what a leaf returns."""
+    """Return the kinds of the results of a leaf."""
     leaf = LeafTrace(node, module, interpreter, model)
     inner = leaf.graph(leaf.traces())
     return checked_results(inner, leaf.interpret(inner))
 
 
 def checked_results(inner: Graph, inside: KindInterpreter) -> list[Kind]:
-    """The kinds of what a leaf returns, if nothing stands against them."""
+    """Return the kinds of the results of a leaf, if nothing contradicts them."""
     found = _results(inner, inside)
     _guards(inner, inside)
     if effect := find_obstacle(inner):
@@ -136,15 +136,15 @@ def _enter_region(region: Any) -> Any:
 
 def _find_model_object(model: nn.Module | None, form: ModelObject) -> Any:
     if model is None:
-        raise AnalysisRefused("it is given an object of the model")
+        raise AnalysisRefused("an object of the model among its arguments")
     module = model.get_submodule(form.module)
     return getattr(module, form.attribute) if form.attribute else module
 
 
 class _LeafWithNumbers(nn.Module):  # type: ignore[misc]
-    """A leaf that is given numbers of samples, or objects of the model.
+    """A leaf with numbers of samples, or objects of the model, among its arguments.
 
-    Numbers are sizes of one more tensor here, the last; modules are held by this one, with their weights.
+    The numbers are sizes of one more tensor, the last; the modules are submodules of this one, with their weights.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class _LeafWithNumbers(nn.Module):  # type: ignore[misc]
         self.__dict__.update(forms=(node.args, node.kwargs), number=number, objects=objects)
 
     def forward(self, *tensors: Any) -> Any:
-        """What the leaf returns."""
+        """Return the result of the leaf."""
         given, samples = iter(tensors), tensors[-1].shape[0]
 
         def read(form: Any) -> Any:
@@ -169,7 +169,7 @@ class _LeafWithNumbers(nn.Module):  # type: ignore[misc]
 
 
 def _number(interpreter: KindInterpreter, form: Any, samples: int) -> Any:
-    """A number that a leaf is given, for a number of samples."""
+    """Return a number among the arguments of a leaf, for a number of samples."""
     from gemini.batch_analysis.batch_counts import number_kind
 
     found = number_kind(form.expr, interpreter.values) if isinstance(form, Number) else None
@@ -177,13 +177,13 @@ def _number(interpreter: KindInterpreter, form: Any, samples: int) -> Any:
         return samples * (found // SAMPLES)
     if isinstance(found, (int, float)):
         return found
-    raise AnalysisRefused("it is given a number, or an object of the model, that depends on the batch")
+    raise AnalysisRefused("a number or an object among its arguments that depends on the batch")
 
 
 def _arguments(
     node: Node, interpreter: KindInterpreter, size: int, order: list[TensorValue], where: torch.device
 ) -> tuple[Any, Any]:
-    """Arguments like those of the node, for a number of samples, on a device."""
+    """Return arguments like those of the node, for a number of samples, on a device."""
     order.clear()
 
     def read(form: Any) -> Any:
@@ -198,7 +198,7 @@ def _arguments(
 def _arguments_with_numbers(
     node: Node, interpreter: KindInterpreter, size: int, order: list[TensorValue], where: torch.device
 ) -> tuple[Any, Any]:
-    """Arguments of `_LeafWithNumbers`: the tensors, and one that counts samples."""
+    """Return the arguments of `_LeafWithNumbers`: the tensors, and one that counts samples."""
     _arguments(node, interpreter, size, order, where)
     order.append(TensorValue("samples", Shard(0), (SAMPLES,), torch.float32, known=True, sized=0))
     return tuple(_make_tensor(value, size, where) for value in order), {}
@@ -216,7 +216,7 @@ def _make_tensor(value: TensorValue, size: int, where: torch.device) -> torch.Te
 
 
 def _places(module: nn.Module, call: ModelCall, inputs: dict[int, Any]) -> dict[int, int]:
-    """For every input of the trace, the number of the argument it is."""
+    """Return the number of the argument that each input of the trace is."""
     args, kwargs = call.with_tensors(call.tensors)
     bound = bind(module, args, kwargs)
     numbers = {id(tensor): at for at, tensor in enumerate(call.tensors)}
@@ -226,14 +226,14 @@ def _places(module: nn.Module, call: ModelCall, inputs: dict[int, Any]) -> dict[
 def _guards(inner: Graph, inside: KindInterpreter) -> None:
     for guard in inner.guards:
         held = all(inner.nodes[ref.node].kind in ("parameter", "buffer") for ref in expr_refs(guard.expr))
-        if guard.data and not held:  # made-up contents went this way, real ones may go another
+        if guard.data and not held:  # real contents may take the other branch
             raise AnalysisRefused(f"inside it, a branch depends on the contents of the batch ({guard.line})")
         if not guard.data and isinstance(_size_comparison(guard.expr, inside), UnknownNumber):
             raise AnalysisRefused(f"inside it, a branch depends on the number of samples ({guard.line})")
 
 
 def _size_comparison(expr: Any, inside: KindInterpreter) -> Any:
-    """A comparison of sizes; one of the number of samples is odd."""
+    """Return a comparison of sizes; `UnknownNumber` for one of the number of samples."""
     from gemini.batch_analysis.batch_counts import number_kind
 
     found = number_kind(expr, inside.values)

@@ -1,8 +1,8 @@
-"""Tapes: from the kinds of a model's outputs to that of the loss recorded after it.
+"""Loss analysis: from the kinds of a model's outputs to that of the loss recorded after it.
 
-Numbers in a tape are plain, those of the whole batch: `total / 32` is a division by a constant. Operands are constants
-until they meet samples; what the op does with them says which of their dimensions counts samples, never their size
-alone.
+Numbers in a tape are plain, those of the whole batch: `total / 32` is a division by a constant. Operands are replicated
+until an op combines them with samples; the op, never their size alone, determines which of their dimensions counts
+samples.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from gemini.ir.pytree import leaves as form_leaves
 
 
 def prove(forms: GraphKinds, tape: Tape, root: int, samples: int | None = None) -> Splitting:
-    """Whether a value of a tape, the loss, is a sum over micro-batches, and by which shares.
+    """Return whether a value of a tape, the loss, is a sum over micro-batches, and by which weights.
 
-    `samples` is their number in this batch, where no output tells.
+    `samples` is their number in this batch, where no output determines it.
     """
     if forms.reason:
         return Splitting(forms.reason)
@@ -51,7 +51,7 @@ _TAPE = ("tape", ())
 
 
 def tape_outputs(forms: GraphKinds, tape: Tape) -> list[Ref] | None:
-    """The values of the graph that the tape begins with."""
+    """Return the values of the graph that the tape begins with."""
     once = forms.graph.outputs()
     every = [leaf for leaf in form_leaves(forms.graph.result) if isinstance(leaf, Ref)]
     return next((found for found in (once, every) if len(found) == tape.outputs), None)
@@ -81,7 +81,7 @@ def _interpret(interpreter: KindInterpreter, forms: GraphKinds, tape: Tape, outp
 
 
 def _mixes(operands: Iterable[torch.Tensor]) -> bool:
-    """Whether tensors of different types look at the same memory."""
+    """Return whether tensors of different types share memory."""
     types: dict[int, torch.dtype] = {}
     for one in operands:
         at = one.untyped_storage().data_ptr() if one.layout is torch.strided else 0
@@ -91,7 +91,7 @@ def _mixes(operands: Iterable[torch.Tensor]) -> bool:
 
 
 def _numbers(tensor: torch.Tensor, samples: int) -> bool:
-    """Whether an operand numbers the samples."""
+    """Return whether an operand holds the indices of the samples."""
     if tensor.dtype != torch.int64 or tuple(tensor.shape) != (samples,):
         return False
     return bool(torch.equal(tensor, torch.arange(samples, device=tensor.device)))
@@ -132,16 +132,16 @@ def _foreign_function_kind(interpreter: KindInterpreter, statement: AnalysisStep
     given = [leaf for leaf in leaves(interpreter.arguments(statement)) if isinstance(leaf, TensorValue)]
     if all(value.is_constant for value in given):
         return Replicate()
-    raise AnalysisRefused("a function that is not one of torch")
+    raise AnalysisRefused("a function outside torch")
 
 
 def _mark_tape_refs(form: Any) -> Any:
-    """References to values of the tape, told apart from those of the graph."""
+    """Mark references to values of the tape, to distinguish them from those of the graph."""
     return rewrite_refs(form, lambda ref: replace(ref, source="tape") if isinstance(ref, Ref) else ref)
 
 
 def _make_root_partial(interpreter: KindInterpreter, tape: Tape, root: int) -> str:
-    """Make the root a sum over micro-batches; why that cannot be."""
+    """Make the root a sum over micro-batches; return why that is impossible."""
     key = ("tape", root)
     if tape.metas[root].shape != () and tape.metas[root].shape != (1,):
         return f"the loss has shape {tape.metas[root].shape}, not one entry"
@@ -153,9 +153,9 @@ def _make_root_partial(interpreter: KindInterpreter, tape: Tape, root: int) -> s
             "share" if isinstance(value.kind, WeightedPartial) else "once" if isinstance(value.kind, Replicate) else ""
         )
         if not wanted:
-            return value.kind.reason if isinstance(value.kind, Opaque) else "the loss is one number a sample"
+            return value.kind.reason if isinstance(value.kind, Opaque) else "the loss has one entry per sample"
         if not interpreter.demand(value.key, wanted):
-            return "the loss is needed in two ways"
+            return "the loss is needed both weighed and unweighed"
     return "the loss does not become a sum over micro-batches"
 
 

@@ -1,11 +1,12 @@
-"""The tail: the end of a step in which samples meet, run once on the whole batch.
+"""Joining micro-batches: whole-batch values from those of the micro-batches, and the tail that reads them.
 
     stage 0, 1 …     F0 F1 F2 F3                 B3 B2 B1 B0
-    tail                          ▸ join ▸ run ▸ cut
+    tail                          ▸ join ▸ run ▸ split
 
-Stages run by micro-batches. What the tail reads of them is put together in the order of the samples; it runs with the
-loss, forward and backward, and the gradients of what it has read are cut into those of the micro-batches again. So
-no micro-batch begins its backward before the last one is through all stages.
+The tail is the end of a step in which samples meet; it runs once, on the whole batch. Stages run by micro-batches; the
+values that the tail reads are joined in the order of the samples, the tail runs forward and backward with the loss, and
+the gradients of its inputs are split into those of the micro-batches. So no micro-batch begins its backward before the
+last one has passed all stages.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ JoinKind = Shard | Replicate | Partial
 
 @dataclass(frozen=True)
 class Tail:
-    """What runs once a step, after all forwards: a stage of the model, and the loss.
+    """The part of a step that runs once, after all forwards: a stage of the model, and the loss.
 
-    `stage` is the last one, which is in no order of actions; None where only the loss sees the whole batch. `joins`
-    says how each value that may be read is put together, by port; a number that counts samples is a sum.
+    `stage` is the last one, which is in no order of actions; None where only the loss needs the whole batch. `joins`
+    maps each value that may be read, by port, to the kind it is joined by; a number that counts samples is a sum.
     """
 
     stage: int | None
@@ -35,7 +36,7 @@ class Tail:
 
 
 def join_parts(kind: JoinKind, parts: Sequence[Any]) -> Any:
-    """The whole of what micro-batches made: tensors, or numbers."""
+    """Return the whole of the values of micro-batches: tensors, or numbers."""
     if isinstance(kind, Replicate) or len(parts) == 1:
         return parts[0]
     if isinstance(kind, Shard):
@@ -47,9 +48,9 @@ def join_parts(kind: JoinKind, parts: Sequence[Any]) -> Any:
 
 
 def split_gradient(kind: JoinKind, gradient: torch.Tensor | None, sizes: Sequence[int]) -> list[torch.Tensor | None]:
-    """The gradients of the parts, from that of the whole.
+    """Return the gradients of the parts, from that of the whole.
 
-    A constant was made by every micro-batch and read of the first: only that one is to go back from it.
+    Every micro-batch made a replicated value, and the tail read the first: only that one receives the gradient.
     """
     if gradient is None or isinstance(kind, Partial):
         return [gradient] * len(sizes)
@@ -62,11 +63,11 @@ def split_gradient(kind: JoinKind, gradient: torch.Tensor | None, sizes: Sequenc
     return list(parts)
 
 
-PARTS = ("parts",)  # as they are
+PARTS = ("parts",)  # not joined
 
 
 def combine_parts(parts: Sequence[torch.Tensor], how: tuple[Any, ...]) -> torch.Tensor:
-    """All parts as one: ("join", kind), ("sum",), ("sum", weights) or ("first",)."""
+    """Return all parts as one: ("join", kind), ("sum",), ("sum", weights) or ("first",)."""
     if how[0] == "join" and len(parts) > 1:
         whole: torch.Tensor = how[1].join(parts)
         return whole

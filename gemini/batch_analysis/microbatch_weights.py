@@ -1,4 +1,4 @@
-"""Shares: what the result of a node, or of an op of the tape, is multiplied by in a micro-batch, or replaced with."""
+"""Micro-batch weights: what the result of a node or tape op is multiplied by, or replaced with, in a micro-batch."""
 
 from __future__ import annotations
 
@@ -14,66 +14,66 @@ from gemini.ir.pytree import MappingForm, SequenceForm
 
 @dataclass(frozen=True)
 class WrittenValue:
-    """The contents of a value after some writes in place."""
+    """The contents of a value after some in-place writes."""
 
     value: Hashable
     writes: tuple[int, ...]  # nodes
 
 
 class PrecomputedValues(Protocol):
-    """What can be computed before a step, from its inputs and operands."""
+    """Values that can be computed before a step, from its inputs and operands."""
 
     def value(self, key: Hashable) -> torch.Tensor:
-        """The whole-batch contents of a value: a `Ref` of the graph, that `WrittenValue` to, or ("tape", number)."""
+        """Return the whole-batch contents of a value: a `Ref`, a `WrittenValue`, or ("tape", number)."""
 
     def changed_branch(self) -> str:
-        """Which branch of the Python of a rolled graph does not go as it did when captured; '' if all do."""
+        """Return the branch of a rolled graph's Python that differs from the capture; '' if none does."""
 
 
 @dataclass(frozen=True)
 class Weight:
-    """Factors of a result, one a micro-batch. This one: its share of the samples."""
+    """Factors of a result, one per micro-batch; this one: its fraction of the samples."""
 
     def weights(self, known: PrecomputedValues, sizes: Sequence[int]) -> list[Any]:  # noqa: ARG002
-        """One factor a micro-batch of these sizes."""
+        """Return one factor per micro-batch of these sizes."""
         total = sum(sizes)
         return [size / total for size in sizes]
 
     def needs(self) -> tuple[Hashable, ...]:
-        """The values that must be known."""
+        """Return the values that must be known."""
         return ()
 
 
 @dataclass(frozen=True)
 class UniformWeight(Weight):
-    """One of M."""
+    """1 / M for each of M micro-batches."""
 
     def weights(self, known: PrecomputedValues, sizes: Sequence[int]) -> list[Any]:  # noqa: ARG002
-        """1 / M each."""
+        """Return 1 / M each."""
         return [1 / len(sizes)] * len(sizes)
 
 
 @dataclass(frozen=True)
 class CountWeight(Weight):
-    """M: makes a sum a mean of micro-batches, so that a constant can be added to it."""
+    """M: turns a sum into a mean of micro-batches, so that a constant can be added to it."""
 
     def weights(self, known: PrecomputedValues, sizes: Sequence[int]) -> list[Any]:  # noqa: ARG002
-        """M each."""
+        """Return M each."""
         return [float(len(sizes))] * len(sizes)
 
 
 @dataclass(frozen=True)
 class TargetWeight(Weight):
-    """The share of the targets that count: all but `ignore`, each as heavy as the weight of its class."""
+    """The fraction of the targets that count: all but `ignore`, each with the weight of its class."""
 
     target: Hashable
     kind: Shard
     ignore: int | None
     weight: Hashable | None = None
-    smoothed: bool = False  # labels are: a target of weight 0 adds to the mean all the same
+    smoothed: bool = False  # smoothed labels: a target of weight 0 contributes too
 
     def weights(self, known: PrecomputedValues, sizes: Sequence[int]) -> list[Any]:
-        """What a micro-batch's targets weigh, of what all weigh; all zero where nothing counts at all."""
+        """Return the weight of each micro-batch's targets relative to all; nan where no target counts at all."""
         target = known.value(self.target)
         weight = None if self.weight is None else known.value(self.weight).detach().double()
         all_count = self.ignore is None or _is_without(target, self.ignore)
@@ -93,7 +93,7 @@ class TargetWeight(Weight):
         return [one / whole for one in heavy] if whole else [float("nan")] * len(sizes)
 
     def needs(self) -> tuple[Hashable, ...]:
-        """The targets, and weights of classes."""
+        """Return the targets, and the class weights."""
         return (self.target,) if self.weight is None else (self.target, self.weight)
 
 
@@ -104,11 +104,11 @@ class WholeValue(Weight):
     source: Hashable
 
     def weights(self, known: PrecomputedValues, sizes: Sequence[int]) -> list[Any]:
-        """The value itself, as plain numbers, for every micro-batch."""
+        """Return the value itself, as plain numbers, for every micro-batch."""
         return [("whole", known.value(self.source).detach().tolist())] * len(sizes)
 
     def needs(self) -> tuple[Hashable, ...]:
-        """The value."""
+        """Return the value."""
         return (self.source,)
 
 
@@ -120,62 +120,62 @@ class PartValue(Weight):
     kind: Shard
 
     def weights(self, known: PrecomputedValues, sizes: Sequence[int]) -> list[Any]:
-        """The part itself, as plain numbers, for every micro-batch."""
+        """Return the part itself, as plain numbers, for every micro-batch."""
         whole, total = known.value(self.source).detach(), sum(sizes)
         rows, each = whole.shape[self.kind.dim], self.kind.entries
         if rows != total * each:
-            raise SplittingError(f"a tensor has {rows} rows for {total} samples, and had {each} a sample")
+            raise SplittingError(f"a tensor has {rows} rows for {total} samples, and had {each} per sample")
         starts = [sum(sizes[:at]) for at in range(len(sizes))]
         parts = [self.kind.take(whole, start, size, total) for start, size in zip(starts, sizes, strict=True)]
         return [("whole", self.own(*one).tolist()) for one in zip(parts, starts, sizes, strict=True)]
 
     def own(self, part: torch.Tensor, start: int, size: int) -> torch.Tensor:  # noqa: ARG002
-        """The part of some samples, as they have it."""
+        """Return the part of some samples, as their micro-batch needs it."""
         return part
 
     def needs(self) -> tuple[Hashable, ...]:
-        """The value."""
+        """Return the value."""
         return (self.source,)
 
 
 @dataclass(frozen=True)
 class OwnRows(PartValue):
-    """The same of numbers of rows, of which every sample has so many, and points to no other's."""
+    """A part that holds row indices, `rows` per sample, none of another sample."""
 
     rows: int = 1
 
     def own(self, part: torch.Tensor, start: int, size: int) -> torch.Tensor:
-        """Counted from the first row of these samples."""
+        """Return the indices counted from the first row of these samples."""
         found = part - start * self.rows
         if found.numel() and (int(found.min()) < 0 or int(found.max()) >= size * self.rows):
-            raise SplittingError("rows of one sample are looked for among those of another")
+            raise SplittingError("row indices of one sample refer to rows of another")
         return found
 
 
 @dataclass(frozen=True)
 class SeveralWeights(Weight):
-    """Shares of the tensors that one function returns, by place."""
+    """Weights of the tensors that one function returns, by position."""
 
     shares: tuple[tuple[int, Weight], ...]
 
     def weights(self, known: PrecomputedValues, sizes: Sequence[int]) -> list[Any]:
-        """Those of all, for every micro-batch."""
+        """Return the weights of all, for every micro-batch."""
         found = [(place, share.weights(known, sizes)) for place, share in self.shares]
         return [("each", [(place, each[mid]) for place, each in found]) for mid in range(len(sizes))]
 
     def needs(self) -> tuple[Hashable, ...]:
-        """The values of all."""
+        """Return the values that any of them needs."""
         return tuple(key for _, share in self.shares for key in share.needs())
 
 
 def _is_without(target: torch.Tensor, number: int) -> bool:
-    """Whether a number is nowhere in a tensor; most often it is less than all, which is told by one op."""
+    """Return whether a number does not occur in a tensor; comparing with the minimum is usually enough."""
     is_less = target.numel() > 0 and number < target.min().item()
     return is_less or bool((target != number).all())
 
 
 class _Nothing(torch.autograd.Function):  # type: ignore[misc]
-    """0, and no gradient at all: one of 0 would become nan on its way back through 0 / 0."""
+    """Return 0 without a gradient: a gradient of 0 would become nan in the backward of 0 / 0."""
 
     @staticmethod
     def forward(ctx: Any, value: torch.Tensor) -> torch.Tensor:
@@ -188,10 +188,10 @@ class _Nothing(torch.autograd.Function):  # type: ignore[misc]
 
 
 def weigh(value: Any, weight: Any) -> Any:
-    """The result of a flagged node or op in a micro-batch: times a number, or replaced by ("whole", numbers).
+    """Return the result of a weighed node or op in a micro-batch: times a number, or replaced by ("whole", numbers).
 
-    ("each", weights by place) are those of several results. A micro-batch in which nothing counts has the mean nan and
-    the weight 0: it adds nothing, and no gradient.
+    ("each", weights by position) are those of several results. A micro-batch in which nothing counts has the mean nan
+    and the weight 0: it contributes nothing, and no gradient.
     """
     if isinstance(weight, tuple) and weight[0] == "each":
         parts = list(value)
@@ -206,7 +206,7 @@ def weigh(value: Any, weight: Any) -> Any:
 
 
 def replace_part(form: Any, path: tuple[int, ...], part: Any) -> Any:
-    """A form with another part at a path."""
+    """Return a form with another part at a path."""
     if not path:
         return part
     items = list(form.items)

@@ -1,7 +1,7 @@
-"""Checking: a proof held against numbers. It may overrule a proof, never replace one.
+"""Numeric check of a proof: it may overrule a proof, never replace one.
 
-Two comparisons of the whole batch with its micro-batches: the loss and its derivatives by the model's outputs, in
-double precision with made-up outputs; and the model's own outputs, with the random numbers of the whole batch.
+Two comparisons of the whole batch with its micro-batches: the loss and its gradients by the model's outputs, in double
+precision with made-up outputs; and the model's outputs, with the random numbers of the whole batch.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from gemini.snapshot.model_state import ModelSnapshot
 from gemini.snapshot.rng_snapshot import preserve_rng_state
 
 _EXACT = 1e-7  # in double precision
-_CLOSE = 2e-3  # of the model's own type
+_CLOSE = 2e-3  # in the model's precision
 
 
 def check_splitting(  # noqa: PLR0917
@@ -41,9 +41,9 @@ def check_splitting(  # noqa: PLR0917
     given: Mapping[int, Any] | None = None,
     but: Collection[int] = (),
 ) -> str:
-    """Why a splitting is to be refused after all; '' if nothing speaks against it.
+    """Return why a splitting must be refused after all; '' if no comparison fails.
 
-    `given`: what nodes have drawn from other generators than torch's; micro-batches run all nodes `but` these.
+    `given`: results of nodes that draw from Python's or NumPy's generator; micro-batches run all nodes `but` these.
     """
     call = ModelCall(args, kwargs)
     sizes = _sizes(call, forms)
@@ -54,7 +54,7 @@ def check_splitting(  # noqa: PLR0917
     nodes, ops = splitting.weights(known, sizes)
     try:
         found = _check_tape(tape, root, splitting, sizes, ops, known)
-        if found or forms.own_statistics:  # those of other micro-batches are others
+        if found or forms.own_statistics:  # they differ between micro-batches
             return found
         with preserve_rng_state():
             return _check_graph(forms, splitting, call, sizes, (nodes, given or {}, but))
@@ -63,7 +63,7 @@ def check_splitting(  # noqa: PLR0917
 
 
 def _sizes(call: ModelCall, forms: GraphKinds) -> list[int]:
-    """Two micro-batches, uneven where that leaves both enough samples."""
+    """Return the sizes of two micro-batches, uneven where both get enough samples."""
     for tensor, place in zip(call.tensors, forms.places(), strict=False):
         if place is not None:
             samples = tensor.shape[place.dim] // place.entries
@@ -86,21 +86,21 @@ def _check_tape(  # noqa: PLR0917
         [_make_output(tape.metas[at], splitting.outputs[at], size, total, generator) for at in range(tape.outputs)]
         for size in sizes
     ]
-    for one in parts[1:]:  # what is the same in all micro-batches
+    for one in parts[1:]:  # replicated values
         for at in range(tape.outputs):
             one[at] = parts[0][at] if isinstance(splitting.outputs[at], (Replicate, Opaque)) else one[at]
     whole = [
         _join_outputs([one[at] for one in parts], splitting.outputs[at], sizes, known) for at in range(tape.outputs)
     ]
     operands = {number: _double(tensor) for number, tensor in tape.operands.items()}
-    needed = tape.ops_needed_for(root)  # what else was computed may be about the whole batch
+    needed = tape.ops_needed_for(root)  # other ops may need the whole batch
     loss = run_tape(tape, [one.clone() for one in whole], operands, needed=needed, double=True)[root]
     gathered = torch.zeros_like(loss)
     doubled = Tape(tape.outputs, tape.metas, operands, tape.ops)
     for index, (start, length) in enumerate(micro_batch_ranges(sizes)):
         given = split_operands(doubled, splitting, start, length, total)
         ops = {at: weight[index] for at, weight in weights.items()}
-        outputs = [one.clone() for one in parts[index]]  # no leaves: the tape may write to them
+        outputs = [one.clone() for one in parts[index]]  # not leaves: the tape may write them
         gathered = gathered + run_tape(tape, outputs, given, splitting, length, ops, needed, double=True)[root]
     if not is_close(loss, gathered, _EXACT):
         return f"the loss of the whole batch is {float(loss):.9g}, that of its micro-batches {float(gathered):.9g}"
@@ -230,7 +230,7 @@ def _copy(made: Any) -> Any:
 
 
 def _whole_by_model(graph: Graph, args: Any, kwargs: Any) -> dict[Ref, torch.Tensor]:
-    """The outputs on the whole batch, of the model itself: a rolled graph is one of a micro-batch only."""
+    """Return the model's outputs on the whole batch: a rolled graph covers one micro-batch only."""
     made = [tensor for _, tensor in tensors(graph.bound_model()(*args, **kwargs))]
     every = [leaf for leaf in leaves(graph.result) if isinstance(leaf, Ref)]
     return dict(zip(every, made, strict=True)) if len(every) == len(made) else {}
@@ -239,7 +239,7 @@ def _whole_by_model(graph: Graph, args: Any, kwargs: Any) -> dict[Ref, torch.Ten
 def _whole_run(
     graph: Graph, bound: dict[str, Any], given: Mapping[int, Any]
 ) -> tuple[dict[Ref, torch.Tensor], dict[int, Any]]:
-    """The outputs on the whole batch, and what nodes that draw random numbers gave."""
+    """Return the outputs on the whole batch, and the results of nodes that draw random numbers."""
     execution = Execution(graph, graph.bound_model(), bound)
     drawn: dict[int, Any] = {}
     with RegionSwitch() as regions:
@@ -252,5 +252,5 @@ def _whole_run(
             execution.step(node)
             result = execution.results[node.id]
             if node.random:
-                drawn[node.id] = _copy(result)  # later nodes may write to it
+                drawn[node.id] = _copy(result)  # later nodes may write it
     return {ref: execution.read(ref) for ref in graph.outputs()}, drawn

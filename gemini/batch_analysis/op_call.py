@@ -1,7 +1,7 @@
-"""Calls: an op as a rule sees it, with the kind and size of every tensor in place of its contents.
+"""Op calls: an op as a rule sees it, with the kind and shape of every tensor in place of its contents.
 
-Sizes are those of a run on `samples` samples. In a graph that number is one that occurs nowhere else, so a size that
-counts samples cannot be taken for another; numbers of the model's Python that count samples are `SampleCount`.
+Shapes are those of a run on `samples` samples. In a graph that number occurs nowhere else, so a size that counts
+samples cannot be confused with another; numbers of the model's Python that count samples are `SampleCount`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from gemini.batch_analysis.assumptions import Condition, EqualMaskCounts
 from gemini.batch_analysis.batch_kinds import Kind, Opaque, Partial, Replicate, SampleIndices, Shard, WeightedPartial
 
-# The number of samples that sizes of a graph are written with: a prime that no other size has.
+# The symbolic number of samples in shapes of a graph: a prime that no other size has.
 SAMPLES = 1_000_003
 
 
@@ -25,7 +25,7 @@ class AnalysisRefused(Exception):
 
 
 class DecisionDemand(Exception):
-    """Something decided earlier must be decided otherwise: start again from there."""
+    """An earlier decision must be made otherwise: the interpretation restarts there."""
 
     def __init__(self, key: Hashable, decision: Any) -> None:
         super().__init__(f"{key}: {decision}")
@@ -34,7 +34,7 @@ class DecisionDemand(Exception):
 
 @dataclass(frozen=True)
 class RowIndexDecision:
-    """A decision: a value is numbers of rows of a tensor that has so many a sample."""
+    """A decision: a value holds row indices of a tensor with so many rows per sample."""
 
     rows: int
 
@@ -50,12 +50,12 @@ class UnknownNumber:
 
 @dataclass(frozen=True)
 class DataNumber:
-    """A number that is the same in every micro-batch, read from data."""
+    """A number read from data that is equal in every micro-batch."""
 
 
 @dataclass(frozen=True)
 class Repeats:
-    """What a tensor's entries are those of, each so many times, sample by sample."""
+    """The value whose entries a tensor repeats, each so many times, sample by sample."""
 
     key: Hashable
     kind: Shard
@@ -72,11 +72,11 @@ class TensorValue:
     dtype: torch.dtype
     grad: bool = False
     known: bool = False  # can be computed before the step
-    operand: bool = False  # of a tape, not met by samples yet
-    numbers: bool = False  # an operand that was seen to hold 0, 1, 2 … to the number of samples
-    sized: int | str | None = None  # the dimension whose size grows with the batch; "?": not known
-    repeats: Repeats | None = None  # something that is known before the step
-    invariance: Any = None  # what of it is the same for all samples
+    operand: bool = False  # of a tape, not yet combined with samples
+    numbers: bool = False  # an operand that holds 0, 1, 2 … up to the number of samples
+    sized: int | str | None = None  # the dimension whose size grows with the batch; "?": unknown
+    repeats: Repeats | None = None  # of a value known before the step
+    invariance: Any = None  # the part that is equal for all samples
 
     @property
     def rank(self) -> int:
@@ -85,7 +85,7 @@ class TensorValue:
 
     @property
     def is_constant(self) -> bool:
-        """Whether it is the same in all micro-batches."""
+        """Whether it is equal in all micro-batches."""
         return isinstance(self.kind, Replicate)
 
     @property
@@ -96,12 +96,12 @@ class TensorValue:
 
 @dataclass(frozen=True)
 class ResultMeta:
-    """What is known of a result: its size, and in a graph which dimension was seen to grow with the batch."""
+    """Shape and type of a result, and in a graph the dimension that grows with the batch."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
     grad: bool
-    batch: int | str | None = None  # "?": not watched
+    batch: int | str | None = None  # "?": not observed
 
 
 @dataclass
@@ -115,20 +115,20 @@ class OpCall:
     results: list[ResultMeta]
     traced: bool  # sizes of the batch are `Count`, not plain numbers
     random: bool = False
-    index: Hashable = None  # of the statement
+    index: Hashable = None  # of the analysis step
     sizes: dict[tuple[int, ...], int] = field(default_factory=dict)  # plain numbers that count samples (tape)
     assumed: set[Hashable] = field(default_factory=set)  # operands that must hold 0, 1, 2 … in every step
-    conditions: list[Condition] = field(default_factory=list)  # what must hold in every step
-    least: int = 1  # samples of a micro-batch
+    conditions: list[Condition] = field(default_factory=list)  # assumptions about every step
+    least: int = 1  # fewest samples of a micro-batch
 
     def argument(self, at: int, name: str, default: Any = None) -> Any:
-        """An argument by position or name."""
+        """Return an argument by position or name."""
         if name in self.kwargs:
             return self.kwargs[name]
         return self.args[at] if len(self.args) > at else default
 
     def tensors(self) -> list[TensorValue]:
-        """All tensors it is given."""
+        """Return all tensor arguments."""
         return [leaf for leaf in leaves((self.args, self.kwargs)) if isinstance(leaf, TensorValue)]
 
     def out(self) -> ResultMeta:
@@ -140,7 +140,7 @@ class OpCall:
         """Its first argument, which must be a tensor."""
         value = self.argument(0, "input")
         if not isinstance(value, TensorValue):
-            raise AnalysisRefused(f"{self.name} of something that is no tensor")
+            raise AnalysisRefused(f"{self.name} of an argument that is no tensor")
         return value
 
     def only(self, *allowed: Any) -> None:
@@ -158,13 +158,13 @@ class OpCall:
                 raise AnalysisRefused(f"{self.name} with an argument that depends on the batch")
 
     def sample(self, value: TensorValue, what: str = "") -> Shard:
-        """The kind of a tensor of samples."""
+        """Return the kind of a sharded tensor; refuse any other."""
         if isinstance(value.kind, Shard):
             return value.kind
         raise AnalysisRefused(self.refusal(value, what))
 
     def refusal(self, value: TensorValue, what: str = "") -> str:
-        """Why a tensor is not of the right kind."""
+        """Return why a tensor is not of the right kind."""
         if isinstance(value.kind, Opaque):
             return value.kind.reason
         words = {
@@ -172,20 +172,20 @@ class OpCall:
             WeightedPartial: "a mean over the batch",
             SampleIndices: "numbers of samples",
         }
-        return f"{what or self.name} of {words.get(type(value.kind), 'something without samples')}"
+        return f"{what or self.name} of {words.get(type(value.kind), 'a tensor without samples')}"
 
     def must_be(self, value: TensorValue, kind: Shard) -> None:
-        """A tensor that is used sample by sample: it is of this kind, or an operand that will be taken apart so."""
+        """Require that a tensor is of this kind, or an operand that can be sharded so."""
         if value.kind == kind:
             return
         if value.operand and value.is_constant and value.shape[kind.dim] == self.samples * kind.entries:
             if kind.factor < 1:
-                raise AnalysisRefused(f"{self.name} with an operand whose samples do not lie together")
+                raise AnalysisRefused(f"{self.name} with an operand whose samples are not contiguous")
             raise DecisionDemand(value.key, kind)
         raise AnalysisRefused(f"{self.name} with a tensor that is not split as the samples are")
 
     def each(self, mask: TensorValue, kind: Shard, entries: int, or_none: bool = False) -> None:
-        """Rely on a mask of which every sample has so many entries; it must be known before the step."""
+        """Rely on a mask with so many true entries per sample; it must be known before the step."""
         source = mask.repeats
         if mask.known:
             self.conditions.append(EqualMaskCounts(mask.key, kind, entries, or_none))
@@ -199,7 +199,7 @@ REPEATING = ("expand", "expand_as", "broadcast_to", "unsqueeze", "contiguous", "
 
 
 def repeats(name: str, args: Sequence[Any], made: TensorValue) -> Repeats | None:
-    """Of which known mask the result of an op is a repetition."""
+    """Return the known value that the result of an op repeats."""
     given = args[0] if args else None
     if (
         name not in REPEATING
@@ -217,7 +217,7 @@ def repeats(name: str, args: Sequence[Any], made: TensorValue) -> Repeats | None
 
 
 def leaves(value: Any) -> Iterator[Any]:
-    """The leaves of a nest of arguments."""
+    """Yield the leaves of a nest of arguments."""
     if isinstance(value, (list, tuple)):
         for part in value:
             yield from leaves(part)
@@ -231,7 +231,7 @@ def leaves(value: Any) -> Iterator[Any]:
 
 
 def axis(dim: int, rank: int) -> int:
-    """A dimension counted from the front."""
+    """Return a dimension counted from the front."""
     found = dim + rank if dim < 0 else dim
     if not 0 <= found < max(rank, 1):
         raise AnalysisRefused(f"dimension {dim} of a tensor of {rank}")
@@ -239,7 +239,7 @@ def axis(dim: int, rank: int) -> int:
 
 
 def axes(dims: Any, rank: int) -> tuple[int, ...]:
-    """Dimensions counted from the front; None and () are all of them."""
+    """Return dimensions counted from the front; None and () are all of them."""
     if dims is None or (isinstance(dims, (tuple, list)) and not dims):
         return tuple(range(rank))
     return tuple(axis(dim, rank) for dim in (dims if isinstance(dims, (tuple, list)) else (dims,)))

@@ -1,7 +1,7 @@
-"""Foreseeing: what is computed before a step, from its inputs and the operands of its tape: targets, masks, counts.
+"""Precomputed values: computed before a step, from its inputs and the operands of its tape: targets, masks, counts.
 
-Only ops that do not draw are run, those that write included. Of a value of which only the size is asked for, nothing
-is run at all: sizes follow from the number of samples.
+Only deterministic ops run, those that write included. A value of which only the size is needed is not computed: sizes
+follow from the number of samples. `part_of` and `split_results` divide known values among the micro-batches.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ from gemini.ir.symint import Expr
 from gemini.snapshot.rng_snapshot import preserve_rng_state
 
 _SIZES = ("size", "numel")
-_LIKE = {  # ops that look at the size and type of one argument only: its place
+_LIKE = {  # ops that use only the size and type of one argument: its position
     **dict.fromkeys(("expand_as", "view_as", "reshape_as"), 1),
     **dict.fromkeys(("zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full", "new_tensor"), 0),
 }
 
 
 def precomputable_nodes(graph: Graph, bound: dict[str, Any] | None = None) -> set[int]:
-    """The nodes whose results can be computed before a step.
+    """Return the nodes whose results can be computed before a step.
 
-    With the arguments of a call, functions kept whole are tried: of values with gradient they may look at the size.
+    With the arguments of a call, opaque functions are tried: they may read the size of values that have a gradient.
     """
     found: set[int] = set()
     for node in graph.nodes:
@@ -61,7 +61,7 @@ def precomputable_nodes(graph: Graph, bound: dict[str, Any] | None = None) -> se
 
 
 def _size_only_inputs(graph: Graph, node: Node) -> set[int]:
-    """Values with gradient that a function kept whole is given: of these only the size is told ahead."""
+    """Return the values with gradient among the arguments of an opaque function: only their size is available."""
     if node.kind != "call":
         return set()
     given = {ref for ref in node.inputs() if _is_sized(graph, ref)}
@@ -74,14 +74,14 @@ def _reads_sizes_only(graph: Graph, node: Node, bound: dict[str, Any] | None) ->
     try:
         with preserve_rng_state():
             Precomputed(graph, bound, Tape(0, [])).run(node.id)
-    except Exception:  # whatever the function raises, where it looks closer
+    except Exception:  # it reads contents
         return False
     return True
 
 
 def _is_plain(graph: Graph, node: Node) -> bool:
-    """Whether a node does nothing but compute: an op, a function that is kept whole, a layer without weights."""
-    if (node.changes and node.kind != "op") or node.role:  # one with a role is another thing on the whole batch
+    """Return whether a node only computes: an op, an opaque function, or a layer without weights."""
+    if (node.changes and node.kind != "op") or node.role:  # a role means other work on the whole batch
         return False
     if node.random:
         return uses_host_rng(graph, node)
@@ -92,12 +92,12 @@ def _is_plain(graph: Graph, node: Node) -> bool:
 
 
 def uses_host_rng(graph: Graph, node: Node) -> bool:
-    """Whether a node is a function that draws from Python's or NumPy's generator."""
+    """Return whether a node is a function that draws from Python's or NumPy's generator."""
     return node.kind == "call" and node.random and graph.calls.get(node.target, "").startswith(USES_HOST_RNG)
 
 
 def data_closure(graph: Graph, nodes: Sequence[int], *, sizes: bool = False) -> set[int]:
-    """These nodes, and all whose contents they follow from; with `sizes`, not those of which functions see the size."""
+    """Return these nodes and all whose contents they depend on; with `sizes`, without those read only for size."""
     needed: set[int] = set()
     waiting = list(nodes)
     while waiting:
@@ -109,7 +109,7 @@ def data_closure(graph: Graph, nodes: Sequence[int], *, sizes: bool = False) -> 
 
 
 def random_guards(graph: Graph) -> list[Guard]:
-    """The guards whose outcome depends on numbers that are drawn; whether values are finite does not, by and large."""
+    """Return the guards whose outcome depends on random numbers, except tests for finite values."""
     found = []
     for guard in graph.guards:
         if finite_check_operand(graph.nodes, guard.expr, guard.expected) is not None:
@@ -121,11 +121,11 @@ def random_guards(graph: Graph) -> list[Guard]:
 
 
 def _needs(graph: Graph, node: Node, *, sizes: bool = False) -> set[int]:
-    """The nodes that must have run before one: whose contents it reads, and who wrote to them."""
-    if sizes and (told := _size_only_inputs(graph, node)):
-        # Who wrote to values with gradient, wrote to nothing else that is known ahead.
+    """Return the nodes that must have run before one: those whose contents it reads, and those that wrote them."""
+    if sizes and (size_only := _size_only_inputs(graph, node)):
+        # A write to values with gradient writes nothing else that is known before the step.
         late = {at for at in node.after if not _writes_gradients(graph, graph.nodes[at])}
-        return ({ref.node for ref in node.inputs()} | late) - told
+        return ({ref.node for ref in node.inputs()} | late) - size_only
     forms = [leaf for form in (node.args, node.kwargs) for leaf in leaves(form)]
     ignored = _only_for_its_size(graph, node)
     return {ref.node for leaf in forms if leaf is not ignored for ref in _contents(graph, leaf)} | set(node.after)
@@ -136,7 +136,7 @@ def _writes_gradients(graph: Graph, node: Node) -> bool:
 
 
 def _only_for_its_size(graph: Graph, node: Node) -> Ref | None:
-    """A tensor that an op is given, but looks at its size and type only."""
+    """Return a tensor of which an op uses only size and type."""
     place = _LIKE.get(short_name(node.target)) if node.kind == "op" else None
     given = getattr(node.args, "items", ())
     ref = given[place] if place is not None and len(given) > place else None
@@ -158,31 +158,31 @@ def _contents(graph: Graph, leaf: Any) -> Iterator[Ref]:
 
 
 def _is_sized(graph: Graph, ref: Ref) -> bool:
-    """Whether the size of a value follows from the number of samples."""
+    """Return whether the size of a value follows from the number of samples."""
     meta = graph.nodes[ref.node].outputs.get((ref.source, ref.path))
     return meta is not None and (meta.batch_dim is None or meta.batch_factor > 0)
 
 
 class _SizeOnlyTensor(torch.Tensor):  # type: ignore[misc]
-    """A tensor of which only size and type are known: whoever computes with it is refused."""
+    """A tensor that has only size and type: computing with it raises."""
 
     __torch_function__ = torch._C._disabled_torch_function_impl
 
     @staticmethod
     def __new__(cls, shape: Sequence[int], dtype: torch.dtype, device: str) -> Any:
-        """Without contents; it has a gradient, as all that functions are told so have."""
+        """Make one without contents; it requires a gradient, as all values do that functions receive so."""
         return torch.Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device, requires_grad=True)
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Nothing is computed."""
-        raise SplittingError(f"{func} reads contents that are not known ahead")
+        """Refuse to compute."""
+        raise SplittingError(f"{func} reads contents that are not known before the step")
 
 
 class _PrecomputeRun(Execution):
-    """A run of some nodes; sizes of the others are told."""
+    """A run of some nodes; the others have only sizes."""
 
-    of_function = False  # that is kept whole
+    of_function = False  # the current node is an opaque function
 
     def step(self, node: Node) -> None:
         """Run one node."""
@@ -190,14 +190,14 @@ class _PrecomputeRun(Execution):
         super().step(node)
 
     def read_number(self, expr: Expr) -> Any:
-        """What an expression reads from a tensor."""
+        """Return a number that an expression reads from a tensor."""
         if expr.op in _SIZES and expr.operands[0].node not in self.results:
             shape = self._shape(expr.operands[0])
             return torch.Size(shape).numel() if expr.op == "numel" else shape[expr.operands[1]]
         return super().read_number(expr)
 
     def _value(self, ref: Ref) -> Any:
-        """The value of a reference; of one that was not run, something of its size and type."""
+        """Return the value of a reference; for a node that did not run, a tensor of its size and type."""
         if ref.node in self.results:
             return super()._value(ref)
         meta = self.graph.meta(ref)
@@ -221,7 +221,7 @@ class _PrecomputeRun(Execution):
 
 
 class Precomputed:
-    """The values of one step that shares are computed from, each computed when it is first asked for."""
+    """The values of one step that weights are computed from, each computed on first use."""
 
     def __init__(
         self,
@@ -232,7 +232,7 @@ class Precomputed:
         host_results: Mapping[int, Any] | None = None,
     ) -> None:
         self.graph, self.bound, self.model = graph, bound, model or graph.bound_model()
-        self.host_results = host_results  # results of nodes that draw from Python's or NumPy's generator
+        self.host_results = host_results  # of nodes that draw from Python's or NumPy's generator
         self.execution = self._begun()
         self.tape = tape
 
@@ -242,17 +242,17 @@ class Precomputed:
         return found
 
     def run(self, node: int) -> Any:
-        """What a node returns."""
+        """Return the result of a node."""
         return self._run([node]).results[node]
 
     def changed_branch(self) -> str:
-        """Which branch of the Python of a rolled graph does not go as it did when captured; '' if all do."""
+        """Return the branch of a rolled graph's Python that differs from the capture; '' if none does."""
         with torch.no_grad():
             broken = early_guards(self.graph).find_broken_in_microbatches(self.model, self.bound)
-        return "" if broken is None else f"the Python of the model takes another way with some samples ({broken.line})"
+        return "" if broken is None else f"the model's Python takes another branch with some samples ({broken.line})"
 
     def value(self, key: Hashable) -> torch.Tensor:
-        """The whole-batch contents of a value, as they are when it is made."""
+        """Return the whole-batch contents of a value, as they are when it is made."""
         if isinstance(key, (Ref, WrittenValue)):
             ref, writes = (key, ()) if isinstance(key, Ref) else (key.value, key.writes)
             assert isinstance(ref, Ref)
@@ -263,12 +263,14 @@ class Precomputed:
 
     def _run(self, nodes: Sequence[int]) -> Execution:
         needed = data_closure(self.graph, nodes, sizes=True)
-        # Writes belong to one value: another may have been made of the same memory before them.
+        # Writes belong to one value: another may have been made from the same memory before.
         writes = any(self.graph.nodes[index].mutates for index in needed)
         execution = self._begun() if writes else self.execution
         for index in needed - execution.results.keys():
             if index not in nodes and uses_host_rng(self.graph, self.graph.nodes[index]):
-                raise SplittingError(f"{self.graph.nodes[index].name} draws, and was not run when the call was made")
+                raise SplittingError(
+                    f"{self.graph.nodes[index].name} draws random numbers, and did not run when the call was made"
+                )
         with torch.no_grad(), RegionSwitch() as regions:
             for index in sorted(needed - execution.results.keys()):
                 one = self.graph.nodes[index]
@@ -279,18 +281,18 @@ class Precomputed:
 
 
 # ── parts for micro-batches ──────────────────────────────────────────────────────────────────────────────────────────
-_MOST = 1 << 14  # entries a sample of a value that is put in from outside
+_MOST = 1 << 14  # entries per sample of a replaced value
 
 
 def is_divisible(result: ResultMeta, samples: int) -> bool:
-    """Whether a result has so many entries a sample, and not too many to be sent along."""
+    """Return whether a result has equally many entries per sample, and few enough to be sent along."""
     if not isinstance(result.batch, int) or result.shape[result.batch] % samples:
         return False
     return 0 < prod(result.shape) // samples <= _MOST
 
 
 def part_of(value: TensorValue, result: ResultMeta, samples: int) -> tuple[Kind, Weight] | None:
-    """Kind and share of a value that is handed out; None where it cannot be."""
+    """Return kind and weight of a known value divided among the micro-batches; None where that is impossible."""
     if not value.known or value.grad:
         return None
     if result.batch is None and prod(result.shape) <= _MOST:
@@ -302,7 +304,7 @@ def part_of(value: TensorValue, result: ResultMeta, samples: int) -> tuple[Kind,
 
 
 def row_indices_of(value: TensorValue, result: ResultMeta, samples: int, rows: int) -> tuple[Kind, Weight] | None:
-    """The same of a value that is numbers of rows."""
+    """Return the same for a value that holds row indices."""
     found = part_of(value, result, samples)
     if found is None or not isinstance(found[0], Shard):
         return None
@@ -312,7 +314,7 @@ def row_indices_of(value: TensorValue, result: ResultMeta, samples: int, rows: i
 def split_results(
     results: Sequence[tuple[Any, ResultMeta]], values: Any, samples: int, pointers: Mapping[Hashable, int]
 ) -> tuple[list[Kind], Weight] | None:
-    """Kinds and share of what a function returns: several tensors of which nothing else follows, or numbers of rows."""
+    """Return kinds and weight of the results of a function: several tensors of unknown kind, or row indices."""
     if len(results) == 1:
         ((key, result),) = results
         one = row_indices_of(values[key], result, samples, pointers[key]) if key in pointers else None

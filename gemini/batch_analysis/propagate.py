@@ -1,16 +1,16 @@
-"""The interpreter: follows samples through statements, in order, by the rules of their ops.
+"""Kind interpreter: propagates batch kinds through analysis steps, in order, by the rules of their ops.
 
-A statement that comes to want an earlier one otherwise (two means with different shares are added: both must become
-sums first) demands it; the earlier one is decided so, and interpretation starts again from there. There are five
-decisions, each of which flags the statement with a share:
+A step that needs an earlier one otherwise (two means with different weights are added: both must become sums first)
+demands it; the earlier step is decided so, and interpretation restarts there. There are five decisions, each of which
+gives the step a weight:
 
-| decision | the result was                          | it becomes                     | by the share     |
+| decision | the result was                          | it becomes                     | by the weight    |
 |----------|-----------------------------------------|--------------------------------|------------------|
 | share    | a mean                                  | a sum                          | of the mean      |
 | times    | a sum                                   | a mean of micro-batches        | M                |
-| once     | a constant                              | a sum                          | 1 / M            |
-| whole    | anything that is known before the step  | a constant                     | the whole value  |
-| part     | the same, of a size that grows with it  | samples                        | its part of it   |
+| once     | replicated                              | a sum                          | 1 / M            |
+| whole    | anything that is known before the step  | replicated                     | the whole value  |
+| part     | the same, of a size that grows with it  | sharded                        | its part of it   |
 """
 
 from __future__ import annotations
@@ -63,45 +63,45 @@ _BUGS = (TypeError, ValueError, IndexError, KeyError, AttributeError, ZeroDivisi
 
 @dataclass
 class KindInterpreter:
-    """Kinds of all values so far, and what was decided to get them."""
+    """The kinds of all values so far, and the decisions that led to them."""
 
     key: Callable[[Any], Hashable] = lambda ref: ref
     statements: list[AnalysisStep] = field(default_factory=list)
     values: dict[Hashable, TensorValue] = field(default_factory=dict)
-    origin: dict[Hashable, int] = field(default_factory=dict)  # position of the statement that made a value
+    origin: dict[Hashable, int] = field(default_factory=dict)  # position of the step that made a value
     decisions: dict[Hashable, Any] = field(default_factory=dict)
     shares: dict[Hashable, Weight] = field(default_factory=dict)
     sizes: dict[Hashable, dict[tuple[int, ...], int]] = field(default_factory=dict)
     assumed: dict[Hashable, set[Hashable]] = field(default_factory=dict)  # see `Call.assumed`
-    conditions: dict[Hashable, list[Condition]] = field(default_factory=dict)  # by statement
-    pointers: dict[Hashable, int] = field(default_factory=dict)  # values that are numbers of rows, so many a sample
-    precomputable: set[int] = field(default_factory=set)  # nodes of the graph that can be computed before a step
-    frozen: bool = False  # nothing may be flagged
-    is_rolled: bool = False  # the graph is one in which Python loops over samples
-    least: int = 1  # samples of a micro-batch
-    micro_batch_statistics: bool = False  # batch normalization may use those of each micro-batch
-    has_overwrites: bool = False  # a value got another kind by a write in place
-    forgets: bool = False  # a write in a tape has made earlier values unknown
-    mixes: bool = False  # operands of a tape look at the same memory as different types
-    alias: dict[Hashable, Hashable] = field(default_factory=dict)  # values of a tape that are values of the graph
+    conditions: dict[Hashable, list[Condition]] = field(default_factory=dict)  # by step
+    pointers: dict[Hashable, int] = field(default_factory=dict)  # row indices → rows per sample
+    precomputable: set[int] = field(default_factory=set)  # nodes that can be computed before a step
+    frozen: bool = False  # nothing may be weighed
+    is_rolled: bool = False  # the Python of the graph loops over samples
+    least: int = 1  # fewest samples of a micro-batch
+    micro_batch_statistics: bool = False  # batch normalization may use those of a micro-batch
+    has_overwrites: bool = False  # an in-place write changed the kind of a value
+    forgets: bool = False  # a write in a tape made earlier values unknown
+    mixes: bool = False  # operands of a tape share memory as different types
+    alias: dict[Hashable, Hashable] = field(default_factory=dict)  # values of the tape → values of the graph
     blocked: str = ""  # why nothing may be split
-    blockers: dict[Hashable, str] = field(default_factory=dict)  # statements that say so
+    blockers: dict[Hashable, str] = field(default_factory=dict)  # the steps that cause it
 
     def copy(self) -> KindInterpreter:
-        """One that goes on from here by itself."""
+        """Return an independent copy."""
         copies: dict[str, Any] = {
             name: type(value)(value) for name, value in vars(self).items() if isinstance(value, (dict, list, set))
         }
         return replace(self, **copies)
 
     def block(self, statement: AnalysisStep, reason: str) -> None:
-        """Nothing may be split, because of one statement."""
+        """Record that nothing may be split, because of one step."""
         self.blocked = self.blocked or reason
         self.blockers.setdefault(statement.index, reason)
 
     # ── running ────────────────────────────────────────────────────────────────────────────────────────────────
     def extend(self, statements: Sequence[AnalysisStep]) -> None:
-        """Interpret further statements."""
+        """Interpret further steps."""
         start = len(self.statements)
         self.statements += statements
         self.resume(start)
@@ -116,7 +116,7 @@ class KindInterpreter:
                 at = self._decide(demand.key, demand.decision)
 
     def demand(self, key: Hashable, decision: Any) -> bool:
-        """Have a value decided from outside; False if it cannot be."""
+        """Decide a value from outside; return False if that is impossible."""
         found = self._reach(key, decision)
         if found is None:
             return False
@@ -124,7 +124,7 @@ class KindInterpreter:
         return True
 
     def _reach(self, key: Hashable, decision: Any) -> DecisionDemand | None:
-        """A demand on a value, or where a mean was made by a write in place, on what was written."""
+        """Return a demand on a value, or, for a mean made by an in-place write, on the value written."""
         if self._possible(key, decision):
             return DecisionDemand(key, decision)
         maker = self.statements[self.origin[key]] if key in self.origin else None
@@ -144,17 +144,17 @@ class KindInterpreter:
             self.decisions[self.statements[at].index] = decision
         if not self.has_overwrites:
             return self._before_writes(at) if self.forgets else at
-        self.blocked = ""  # by a write, which is looked at again
+        self.blocked = ""  # set by a write, which is analysed again
         self.blockers.clear()
         return 0
 
     def _before_writes(self, at: int) -> int:
-        """Where to start again, so that nothing is unknown yet by writes of a tape that are still to come."""
+        """Return where to restart so that no later write of a tape has made values unknown yet."""
         begin = next(at for at, statement in enumerate(self.statements) if not statement.traced)
         return begin if at >= begin else 0
 
     def _possible(self, key: Hashable, decision: Any) -> bool:
-        """Whether a decision can still be made."""
+        """Return whether a decision can still be made."""
         statement = self.statements[self.origin[key]] if key in self.origin else None
         if isinstance(decision, RowIndexDecision):
             free = statement is not None and not self.frozen and (statement.flaggable or statement.returns_several)
@@ -196,21 +196,21 @@ class KindInterpreter:
         self._split_results(statement)
         for key in statement.writes:
             write(self, statement, key)
-        if reason and statement.writes and not statement.results:  # nothing says what is there now
+        if reason and statement.writes and not statement.results:  # the contents are unknown
             self.has_overwrites = True
             self.block(statement, reason)
         if statement.writes and not statement.traced:
             forget_aliases(self, statement)
 
     def _find_invariance(self, statement: AnalysisStep, value: TensorValue) -> Any:
-        """What of a result is the same for all samples."""
+        """Return which part of a result is equal for all samples."""
         from gemini.batch_analysis.batch_invariance import FOLLOWED, find_invariance
 
         if statement.name not in FOLLOWED or not isinstance(value.kind, (Shard, Partial)):
             return None
         try:
             return find_invariance(statement.name, *self.arguments(statement), value)
-        except (AnalysisRefused, *_BUGS):  # arguments that it does not understand
+        except (AnalysisRefused, *_BUGS):  # unsupported arguments
             return None
 
     def _is_known(self, statement: AnalysisStep) -> bool:
@@ -223,7 +223,7 @@ class KindInterpreter:
         return all(leaf.known for leaf in leaves((args, kwargs)) if isinstance(leaf, TensorValue))
 
     def _apply_decision(self, statement: AnalysisStep, value: TensorValue, result: ResultMeta) -> None:
-        """Apply what was decided on a result; what nothing follows from is known as a whole, where it can be."""
+        """Apply the decision on a result; an opaque one that is known before the step is replaced, where possible."""
         decision = self.decisions.get(statement.index)
         free = value.known and not value.grad and statement.flaggable and not self.frozen
         if isinstance(value.kind, Opaque) and decision is None and free and len(statement.results) == 1:
@@ -251,7 +251,7 @@ class KindInterpreter:
             self.shares.pop(statement.index, None)
 
     def _split_results(self, statement: AnalysisStep) -> None:
-        """What a function returns that nothing follows from, where it returns several tensors; numbers of rows."""
+        """Replace the results of a function with several results of unknown kind, or with row indices."""
         found = None
         if not self.frozen and (statement.returns_several or any(key in self.pointers for key, _ in statement.results)):
             found = split_results(statement.results, self.values, statement.samples, self.pointers)
@@ -260,9 +260,9 @@ class KindInterpreter:
                 self.values[key] = replace(self.values[key], kind=kind)
             self.shares[statement.index] = found[1]
 
-    # ── one statement ──────────────────────────────────────────────────────────────────────────────────────────
+    # ── one step ─────────────────────────────────────────────────────────────────────────────────────────────────
     def arguments(self, statement: AnalysisStep) -> tuple[Any, Any]:
-        """(args, kwargs) with values in place of tensors."""
+        """Return (args, kwargs) with values in place of tensors."""
         read = partial(self._read_late, statement.late) if statement.late else self.read
         try:
             if isinstance(statement.form, tuple):
@@ -270,11 +270,11 @@ class KindInterpreter:
             else:
                 args, kwargs = decode(statement.form, read)
         except TypeError as error:  # a torch.Size takes whole numbers only
-            raise AnalysisRefused("it is given a size that depends on the number of samples") from error
+            raise AnalysisRefused("a size among its arguments depends on the number of samples") from error
         return args, kwargs
 
     def _read_late(self, late: tuple[int, ...], form: Any) -> Any:
-        """A value; if it was written to since it was made, what is known of it is what it is after these writes."""
+        """Return a value; if it was written since it was made, with the facts that hold after these writes."""
         value = self.read(form)
         writes = tuple(write for write in late if isinstance(value, TensorValue) and write > form.node)
         if not writes:
@@ -287,14 +287,14 @@ class KindInterpreter:
         return replace(value, known=False, repeats=None)
 
     def read(self, form: Any) -> Any:
-        """The value of a reference or a number."""
+        """Return the value of a reference or a number."""
         from gemini.batch_analysis.batch_counts import number_kind
         from gemini.ir.pytree import Number, Ref
 
         if isinstance(form, Ref):
             key = self.key(form)
             if key not in self.values:
-                raise AnalysisRefused(f"it reads {form}, which was not followed")
+                raise AnalysisRefused(f"it reads {form}, which was not analysed")
             return self.values[key]
         if isinstance(form, Number):
             return number_kind(form.expr, self.values)
@@ -336,7 +336,7 @@ class KindInterpreter:
         rule = find_rule(statement.name)
         try:
             if rule is None and not uses_sorted_rows(call):
-                raise AnalysisRefused("no rule says what it does with samples")
+                raise AnalysisRefused("it has no rule")
             if numbers and statement.name not in COUNTING:
                 raise AnalysisRefused("it uses the number of samples")
             found = sorted_rows_kind(call, rule) if rule is None or uses_sorted_rows(call) else rule(call)
@@ -346,21 +346,21 @@ class KindInterpreter:
             nearest = self._reach(demand.key, demand.decision)
             raise (nearest or self._alternative(call, demand)) from None
         except _BUGS as error:
-            raise AnalysisRefused(f"its arguments are not understood ({error!s:.60})") from error
+            raise AnalysisRefused(f"its arguments are not supported ({error!s:.60})") from error
         except AnalysisRefused as refused:
             read = [self.values[key] for key in map(self.key, form_refs(statement.form)) if key in self.values]
             raise (self._demand_whole(read) or refused) from None
 
     def _alternative(self, call: OpCall, demand: DecisionDemand) -> Exception:
-        """What to do where a demand cannot be met: constants that are added to a sum can be made one instead."""
+        """Return the alternative to an impossible demand: constants added to a sum can become a sum."""
         if demand.decision == "times":
             for value in call.tensors():
                 if value.is_constant and self._possible(value.key, "once"):
                     return DecisionDemand(value.key, "once")
-        return self._demand_whole(call.tensors()) or AnalysisRefused("its parts are needed in two ways")
+        return self._demand_whole(call.tensors()) or AnalysisRefused("its parts are needed both weighed and unweighed")
 
     def _demand_whole(self, tensors: Sequence[TensorValue]) -> DecisionDemand | None:
-        """Sums over the batch that are known before the step can be put in as they are."""
+        """Demand that a sum over the batch that is known before the step is replaced by its value."""
         for value in tensors:
             if value.is_sum and self._possible(value.key, "whole"):
                 return DecisionDemand(value.key, "whole")

@@ -1,7 +1,7 @@
-"""Running: a tape on the values of one micro-batch, and a graph by micro-batches in one process.
+"""Reference run: a tape on the values of one micro-batch, and a graph by micro-batches, in one process.
 
-The reference for whoever runs a splitting: flagged nodes and ops are weighed, numbers of samples in the tape are those
-of the micro-batch, operands are taken apart.
+The reference for every executor of a splitting: nodes and ops are weighed, numbers of samples in the tape are those of
+the micro-batch, operands are sharded.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from gemini.ir.pytree import Ref, expr_refs
 
 
 def micro_batch_ranges(sizes: Sequence[int]) -> list[tuple[int, int]]:
-    """(start, length) of every micro-batch."""
+    """Return (start, length) of every micro-batch."""
     starts = [sum(sizes[:at]) for at in range(len(sizes))]
     return list(zip(starts, sizes, strict=True))
 
@@ -40,10 +40,9 @@ def run_tape(  # noqa: PLR0917
     *,
     double: bool = False,
 ) -> dict[int, torch.Tensor]:
-    """All values of a tape, or those that some ops make; with a splitting, of a micro-batch of so many samples.
+    """Return all values of a tape, or those of the `needed` ops; with a splitting, for a micro-batch of `samples`.
 
-    Given values are `double` where numbers are compared. What an op rounds goes on in float64 then: the others are, and
-    not every op takes both.
+    With `double` the results of ops that round are converted to float64 again, since not every op takes mixed types.
     """
     indices = range(len(tape.ops)) if needed is None else needed
     ops = ((at, tape.ops[at] if splitting is None else splitting.op(at, tape.ops[at], samples)) for at in indices)
@@ -60,7 +59,7 @@ def _to_double(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def split_operands(tape: Tape, splitting: Splitting, start: int, length: int, total: int) -> dict[int, torch.Tensor]:
-    """The operands of a micro-batch."""
+    """Return the operands of a micro-batch."""
     found = {}
     for number, tensor in tape.operands.items():
         kind = splitting.outputs[number]
@@ -75,10 +74,9 @@ def run_graph(
     drawn: Mapping[int, Any] | None = None,
     but: Collection[int] = (),
 ) -> dict[Ref, torch.Tensor]:
-    """The outputs of a graph on a micro-batch; `drawn` are the results of nodes that draw random numbers.
+    """Return the outputs of a graph on a micro-batch; `drawn` are the results of nodes that draw random numbers.
 
-    Branches on random numbers are not looked at: the graph is run as it is, whatever was drawn. All is run `but` for
-    some nodes, which no other needs, and branches on what they make.
+    Branches on random numbers are not checked. Nodes in `but`, which no other needs, and branches on them are skipped.
     """
     execution = Execution(graph, graph.bound_model(), bound)
     free = random_guards(graph)

@@ -1,8 +1,8 @@
-"""Rolled graphs: what loops over samples make, when a graph of a micro-batch stands for a batch of several.
+"""Rolled graphs: the kinds of values of loops over samples, where the graph of one micro-batch stands for several.
 
-A node's *role* says what it is for the whole batch (`gemini.capture.sample_loops` has proven that). What has a copy for
-every micro-batch, made of its samples alone, is `PerMicroBatch`: whatever it computes, it does so for one micro-batch. Copies
-come out of samples by taking them apart, and become samples again where they are joined in order.
+A node's *role* is its meaning for the whole batch (proven by `gemini.capture.sample_loops`). A value with one copy per
+micro-batch, made of its samples alone, is `PerMicroBatch`. Copies result from unstacking samples, and become samples
+again where they are stacked in order.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
     from gemini.ir.graph import Graph
 
 _JOINS = ("cat", "stack", "hstack", "vstack", "dstack", "tensor", "as_tensor", "pad_sequence")
-_MOST = 1 << 12  # entries of a micro-batch's input that is compared with the captured one before every step
+_MOST = 1 << 12  # entries of an input that is compared with the capture before every step
 
 
 def kind_of_role(statement: AnalysisStep, args: Any, kwargs: Any) -> Kind:
-    """The kind of the results of a node with a role."""
+    """Return the kind of the results of a node with a role."""
     given = [leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, TensorValue)]
     opaque = next((value.kind for value in given if isinstance(value.kind, Opaque)), None)
     if opaque is not None:
         raise AnalysisRefused(opaque.reason)
     if statement.random:
-        raise AnalysisRefused("random numbers that are drawn sample by sample")
+        raise AnalysisRefused("random numbers drawn sample by sample")
     if statement.role == "parts":
         return _unstack_kind(args[0], [])
     if statement.role in ("take", "put"):
@@ -47,13 +47,13 @@ def kind_of_role(statement: AnalysisStep, args: Any, kwargs: Any) -> Kind:
 
 def _unstack_kind(whole: Any, rest: Iterable[TensorValue]) -> Kind:
     if not isinstance(whole, TensorValue) or not isinstance(whole.kind, Shard) or whole.kind.outer != 1:
-        raise AnalysisRefused("a loop over something else than samples in order")
+        raise AnalysisRefused("a loop over anything but samples in order")
     _check_own_values(rest)
     return PerMicroBatch()
 
 
 def _check_own_values(values: Iterable[TensorValue]) -> None:
-    """A copy may read what belongs to its micro-batch, and what is the same in all."""
+    """Refuse values other than those of the same micro-batch and replicated ones."""
     for value in values:
         if not isinstance(value.kind, (PerMicroBatch, Replicate)):
             raise AnalysisRefused("a loop over samples reads all of them at once")
@@ -62,20 +62,20 @@ def _check_own_values(values: Iterable[TensorValue]) -> None:
 def _stack_kind(statement: AnalysisStep) -> Kind:
     ((_, result),) = statement.results
     if statement.name not in _JOINS or not isinstance(result.batch, int):
-        raise AnalysisRefused(f"{statement.name} of a list with an entry for every sample")
+        raise AnalysisRefused(f"{statement.name} of a list with one entry per sample")
     return Shard(result.batch, result.shape[result.batch] // statement.samples)
 
 
 def refuse_per_micro_batch(args: Any, kwargs: Any) -> None:
-    """What is not proven to be done for every micro-batch alike must not read what each has of its own."""
+    """Refuse per-micro-batch values as arguments of a step without a role."""
     if any(isinstance(leaf, TensorValue) and isinstance(leaf.kind, PerMicroBatch) for leaf in leaves((args, kwargs))):
-        raise AnalysisRefused("one of the values that a loop over samples makes, without the others")
+        raise AnalysisRefused("a single value of a loop over samples")
 
 
 def settle_branches(interpreter: KindInterpreter, graph: Graph, bound: dict[str, Any] | None) -> str:
-    """Have looked before every step that branches on contents go as captured; why that cannot be.
+    """Add the conditions that branches on contents go as captured; return why that is impossible.
 
-    About guards that are not known before a step, see `settle_guards`.
+    `settle_guards` handles guards that are not known before a step.
     """
     wanted = set(graph.pins)
     for guard in early_guards(graph).guards:

@@ -1,9 +1,9 @@
-"""Effects: what a run of a model leaves behind, and when it may be left by micro-batches.
+"""Side effects of a model run, and when micro-batches may have them.
 
-M runs would leave it M times. A buffer whose new contents are the same whatever the samples (a counter, a power
-iteration) may be written all the same: every micro-batch finds it as it was before the step, and leaves it as one run
-of the whole batch would. Whether contents depend on samples is for the rules to say; anything else is an obstacle.
-A write to a view (`self.count.data.add_(1)`, `self.seen[0] += 1`) is one to what it looks at.
+M runs have them M times. A buffer whose new contents do not depend on samples (a counter, a power iteration) may be
+written: every micro-batch starts from its contents before the step, and leaves those of one run of the whole batch.
+The rules determine whether contents depend on samples; any other effect is an obstacle. A write to a view
+(`self.count.data.add_(1)`, `self.seen[0] += 1`) is a write to its base.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from gemini.ir.node import Node
 
 
 def find_obstacle(graph: Graph) -> str:
-    """What a graph leaves behind in a way that no rule follows; '' if nothing."""
+    """Return a side effect of a graph that no rule covers; '' if there is none."""
     held = dict(graph.bound_model().named_buffers(remove_duplicate=False))
     for node in graph.nodes:
         if node.changes and node.target != ASSIGN and node.kind != "module":
-            return f"{node.name} keeps something of every run ({', '.join(node.changes)})"
+            return f"{node.name} changes state in every run ({', '.join(node.changes)})"
         for source in _written_sources(graph, node):
             if source.is_source and (source.kind != "buffer" or source.target not in held):
                 return f"{node.name} writes the {source.kind} {source.target} in place"
@@ -28,7 +28,7 @@ def find_obstacle(graph: Graph) -> str:
 
 
 def written_buffers(graph: Graph) -> frozenset[str]:
-    """The names of the buffers that a run may write."""
+    """Return the names of the buffers that a run may write."""
     model = graph.bound_model()
     found = {source.target for node in graph.nodes for source in _written_sources(graph, node)}
     for node in graph.nodes:
@@ -39,7 +39,7 @@ def written_buffers(graph: Graph) -> frozenset[str]:
 
 
 def _written_sources(graph: Graph, node: Node) -> Iterator[Node]:
-    """The nodes whose values a node writes, and those whose memory these look at."""
+    """Yield the nodes whose values a node writes, and those whose memory these share."""
     for ref in node.mutates:
         source = graph.nodes[ref.node]
         yield source

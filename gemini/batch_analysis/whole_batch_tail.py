@@ -1,12 +1,13 @@
-"""Tails: the end of a graph in which samples meet, and the proof that all before it may be split.
+"""Whole-batch tail: the end of a graph in which samples meet, and the proof that everything before it may be split.
 
     image ─► tower ─► a ─┐
-                         ├─► a @ b.T ─► loss            a, b: Sample       the rest: the tail, on the whole batch
+                         ├─► a @ b.T ─► loss            a, b: Shard        the rest: the tail, on the whole batch
     text ──► tower ─► b ─┘
 
-A tail is closed: whatever needs one of its values is in it, too. What it reads from before is of a kind that can be put
-together: samples, constants, sums (a mean becomes one by its share). Nothing of a tail needs a proof: it sees all
-samples, as on one device. What the program does with the model's outputs belongs to it.
+A tail is closed: every node that needs one of its values belongs to it. The values it reads are of kinds that can be
+joined: sharded, replicated, sums (a mean becomes one by its weight). A tail needs no proof: it runs on all samples, as
+on one device. The loss belongs to it. The numeric check at the end compares what the tail reads, joined from
+micro-batches, with the whole batch, and the graph, captured on a micro-batch, with the model on the whole batch.
 """
 
 from __future__ import annotations
@@ -39,11 +40,11 @@ from gemini.snapshot.rng_snapshot import preserve_rng_state
 
 
 class NoTail(Exception):
-    """A graph has none; the text says why."""
+    """A graph has no tail; the text says why."""
 
 
 def release_blockers(forms: GraphKinds) -> GraphKinds:
-    """The same, where all that keeps a graph from being split is in nodes that a tail can have. Raises NoTail."""
+    """Return the kinds, unblocked if a tail can contain every node that blocks splitting. Raises NoTail."""
     interpreter, graph = forms.interpreter.copy(), forms.graph
     if not forms.reason:
         return forms
@@ -58,7 +59,7 @@ def release_blockers(forms: GraphKinds) -> GraphKinds:
 
 
 def find_tail(forms: GraphKinds) -> tuple[int, ...]:
-    """The nodes of the tail; none where every value of the graph is had from micro-batches. Raises NoTail."""
+    """Return the nodes of the tail; none where micro-batches determine every value. Raises NoTail."""
     graph = forms.graph
     found = {node.id for node in graph.compute_nodes if any(isinstance(k, Opaque) for k in _kinds(forms, node))}
     found |= {at for at in forms.interpreter.blockers if isinstance(at, int)}
@@ -75,7 +76,7 @@ def find_tail(forms: GraphKinds) -> tuple[int, ...]:
 
 
 def border(graph: Graph, nodes: Iterable[int]) -> Iterator[Ref]:
-    """The values of other nodes that some nodes read, if only for their size."""
+    """Yield the values of other nodes that some nodes read, if only for their size."""
     inside = set(nodes)
     for index in sorted(inside):
         for ref in graph.nodes[index].inputs():
@@ -99,7 +100,7 @@ def _close(graph: Graph, found: set[int]) -> None:
 
 
 def _tail_only_nodes(forms: GraphKinds, found: set[int]) -> set[int]:
-    """Nodes that make something that is the same for all samples, and that only the tail reads."""
+    """Return nodes that make replicated values which only the tail reads."""
     graph = forms.graph
     readers: dict[int, set[int]] = {}
     for node in graph.compute_nodes:
@@ -125,14 +126,14 @@ def _tail_only_nodes(forms: GraphKinds, found: set[int]) -> set[int]:
 
 
 def _written_nodes(graph: Graph, found: set[int]) -> Iterator[int]:
-    """The nodes that have made what is written in a tail."""
+    """Yield the nodes that made the values which a tail writes."""
     for index in found:
         for ref in graph.nodes[index].mutates:
             yield from (ref.node, *graph.nodes[ref.node].shares)
 
 
 def _check_writes_and_rng(graph: Graph, found: set[int]) -> None:
-    """What is written in a tail must be its own, or kept by the model, and it must be the last that draws."""
+    """Require that a tail writes only its own values or buffers, and is the last to draw random numbers."""
     strange = next(
         (at for at in _written_nodes(graph, found) if at not in found and graph.nodes[at].kind != "buffer"), None
     )
@@ -142,40 +143,44 @@ def _check_writes_and_rng(graph: Graph, found: set[int]) -> None:
     for index in found:
         for owner in graph.nodes[index].changes:
             if not type(model.get_submodule(owner)).__module__.startswith("torch.nn."):
-                raise NoTail(f"{graph.nodes[index].name} keeps something of every run ({owner})")
+                raise NoTail(f"{graph.nodes[index].name} changes state in every run ({owner})")
     drawn = [node.id for node in graph.compute_nodes if node.random and node.id not in found]
     early = [index for index in found if graph.nodes[index].random and drawn and index < max(drawn)]
     if early:
-        raise NoTail(f"{graph.nodes[early[0]].name} draws random numbers before micro-batches do")
+        raise NoTail(f"{graph.nodes[early[0]].name} draws random numbers before the micro-batches")
 
 
 # ── the proof ──────────────────────────────────────────────────────────────────────────────────────────────────────
 def join_weighted(forms: GraphKinds, wanted: Iterable[Ref]) -> KindInterpreter:
-    """The kinds of values when some of them are put together: means have become sums. Raises NoTail."""
+    """Return the kinds of all values when the wanted ones are joined: means have become sums. Raises NoTail."""
     interpreter = forms.interpreter.copy()
     for ref in dict.fromkeys(wanted):
         value = interpreter.values.get(ref)
         if value is not None and isinstance(value.kind, WeightedPartial) and not interpreter.demand(ref, "share"):
-            raise NoTail(f"{forms.graph.nodes[ref.node].name} is a mean that is needed in two ways")
+            raise NoTail(f"{forms.graph.nodes[ref.node].name} is a mean that is needed both weighed and unweighed")
     for ref in wanted:
         value = interpreter.values.get(ref)
         if value is None or not isinstance(value.kind, (Shard, Replicate, Partial)):
-            why = value.kind.reason if value is not None and isinstance(value.kind, Opaque) else "of no such kind"
-            raise NoTail(f"{forms.graph.nodes[ref.node].name} cannot be put together: {why}")
+            why = (
+                value.kind.reason
+                if value is not None and isinstance(value.kind, Opaque)
+                else "its kind cannot be joined"
+            )
+            raise NoTail(f"{forms.graph.nodes[ref.node].name} cannot be joined: {why}")
     return interpreter
 
 
 def join_kind_of_number(expr: object, interpreter: KindInterpreter) -> JoinKind | None:
-    """How a number of the whole batch is had from those of micro-batches."""
+    """Return how a number of the whole batch follows from those of micro-batches; None if it does not."""
     found = number_kind(expr, interpreter.values)
     return None if isinstance(found, UnknownNumber) else Partial() if isinstance(found, SampleCount) else Replicate()
 
 
 def prove_tail(forms: GraphKinds, nodes: tuple[int, ...], tape: Tape, root: int | None, samples: int) -> Splitting:
-    """How a step splits up to a tail that these nodes and the tape make up; without a root all outputs are wanted."""
+    """Return how a step splits up to a tail of these nodes and the tape; without a root all outputs are wanted."""
     outputs = tape_outputs(forms, tape)
     if forms.reason or outputs is None:
-        return Splitting(forms.reason or "the model returned other tensors than its graph")
+        return Splitting(forms.reason or "the model and its graph returned different tensors")
     tail = set(nodes)
     read = set(range(tape.outputs))
     if root is not None:
@@ -185,7 +190,7 @@ def prove_tail(forms: GraphKinds, nodes: tuple[int, ...], tape: Tape, root: int 
         interpreter = join_weighted(forms, [ref for ref in wanted if ref.node not in tail])
     except NoTail as error:
         return Splitting(str(error))
-    if tail.issuperset(interpreter.blockers):  # demands may have had them looked at again
+    if tail.issuperset(interpreter.blockers):  # demands may have analysed them again
         interpreter.blocked = ""
     settle_guards(interpreter, forms.graph)
     reason = interpreter.blocked or _find_size_branch(interpreter, forms.graph, tail, samples)
@@ -199,7 +204,7 @@ def prove_tail(forms: GraphKinds, nodes: tuple[int, ...], tape: Tape, root: int 
 
 
 def _find_size_branch(interpreter: KindInterpreter, graph: Graph, tail: set[int], samples: int) -> str:
-    """The first branch on sizes that would not go on the whole batch as it went; the tail looks at its own itself."""
+    """Return the first branch on sizes outside the tail that the whole batch would take otherwise; '' if none."""
     for guard in graph.guards:
         if guard.data or any(ref.node in tail for part in tensor_reads(guard.expr) for ref in expr_refs(part)):
             continue
@@ -211,13 +216,13 @@ def _find_size_branch(interpreter: KindInterpreter, graph: Graph, tail: set[int]
 
 
 # ── the numeric check ────────────────────────────────────────────────────────────────────────────────────────────────
-_CLOSE = 2e-3  # of the model's own type
+_CLOSE = 2e-3  # in the model's precision
 
 
 def check_tail(
     forms: GraphKinds, nodes: tuple[int, ...], splitting: Splitting, call: ModelCall, given: Mapping[int, Any] | None
 ) -> str:
-    """Why a splitting is to be refused after all; '' if nothing speaks against it."""
+    """Return why a splitting must be refused after all; '' if no comparison fails."""
     graph, (args, kwargs) = forms.graph, call.arguments()
     inside = set(nodes)
     read = list(dict.fromkeys([*border(graph, inside), *(ref for ref in graph.outputs() if ref.node not in inside)]))
@@ -234,7 +239,7 @@ def check_tail(
 
 
 def _compare_with_model(forms: GraphKinds, call: ModelCall) -> str:
-    """Whether the graph does on all samples what the model does."""
+    """Return how the graph differs from the model on all samples; '' if it does not."""
     model, outputs = forms.graph.bound_model(), []
     saved = ModelSnapshot(model)
     args, kwargs = call.arguments()
@@ -249,7 +254,7 @@ def _compare_with_model(forms: GraphKinds, call: ModelCall) -> str:
         return f"the whole batch fails: {type(error).__name__}: {error!s:.120}"
     finally:
         saved.restore()
-    own, found = outputs  # the graph may return more: what the model leaves in attributes
+    own, found = outputs  # the graph may also return attributes of the model
     if len(own) <= len(found) and all(is_close(a, b, _CLOSE) for a, b in zip(own, found, strict=False)):
         return ""
-    return "its graph gives something else on the whole batch than the model"
+    return "its graph and the model differ on the whole batch"

@@ -1,4 +1,4 @@
-"""Paths: how a stage's code reaches a module or tensor that it holds (`self.encoder.layer["6"].attention`)."""
+"""Attribute paths: how a stage's code reaches modules and tensors it holds (`self.encoder.layer["6"].attention`)."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ WHOLE_MODEL = "whole_model"
 
 
 def is_name(text: str) -> bool:
-    """Whether a text can follow a dot."""
+    """Return whether a text can follow a dot."""
     return text.isidentifier() and not keyword.iskeyword(text)
 
 
 def is_keyed(module: nn.Module) -> bool:
-    """Whether a mirror of a module is reached by key."""
+    """Return whether the mirror of a module is accessed by key."""
     return isinstance(module, (nn.ModuleList, nn.Sequential, nn.ModuleDict))
 
 
 def attribute(owner: str, name: str) -> str:
-    """The text of an attribute."""
+    """Return the text of an attribute."""
     return f"{owner}.{name}" if is_name(name) else f"getattr({owner}, {string(name)})"
 
 
 def child(owner: str, module: nn.Module, name: str, mirrored: bool) -> str:
-    """The text of a child of a module: by key, index or name."""
+    """Return the text of a child of a module: by key, index or name."""
     if mirrored and is_keyed(module):
         return f"{owner}[{string(name)}]"
     if not mirrored and isinstance(module, (nn.ModuleList, nn.Sequential)) and name.isdigit():
@@ -41,7 +41,7 @@ def child(owner: str, module: nn.Module, name: str, mirrored: bool) -> str:
 
 
 def original(model: nn.Module, path: str) -> str:
-    """The text of a module of the original model."""
+    """Return the text of a module of the original model."""
     text, module = "model", model
     for name in path.split(".") if path else ():
         text, module = child(text, module, name, mirrored=False), getattr(module, "_modules")[name]  # noqa: B009
@@ -49,7 +49,7 @@ def original(model: nn.Module, path: str) -> str:
 
 
 class Paths:
-    """Texts of what a stage holds; `local` names modules that a variable stands for, `read` are those in use."""
+    """Texts of the modules and tensors a stage holds; `local` maps modules to variables, `read` are those in use."""
 
     def __init__(self, skeleton: Skeleton) -> None:
         self.skeleton = skeleton
@@ -57,7 +57,7 @@ class Paths:
         self.read: set[str] = set()
 
     def module(self, path: str) -> str:
-        """The text of a module."""
+        """Return the text of a module."""
         if not path:
             return f"self.{WHOLE_MODEL}"
         if path in self.local:
@@ -70,7 +70,7 @@ class Paths:
         return child(self.module(owner) if owner else "self", module, name, mirrored)
 
     def tensor(self, target: str) -> str:
-        """The text of a tensor that the model holds."""
+        """Return the text of a tensor that the model holds."""
         path, name, subscripts = split_held(target)
         holding = self.find(path)
         if holding is not None and holding.whole and isinstance(self._original(path), nn.ParameterList):
@@ -78,13 +78,13 @@ class Paths:
         return attribute(self.module(path) if path else "self", name) + subscripts.replace("'", '"')
 
     def model_object(self, path: str, name: str) -> str:
-        """The text of a module or of an attribute of one."""
+        """Return the text of a module or of an attribute of one."""
         if not name:
             return self.module(path)
         return attribute(self.module(path) if path else "self", name)
 
     def find(self, path: str) -> Holding | None:
-        """The holding of a module, or of the whole module that it is part of."""
+        """Return the holding of a module, or of the whole module that contains it."""
         at: Holding = self.skeleton.root
         for name in path.split(".") if path else ():
             if at.whole:
@@ -103,7 +103,7 @@ class Paths:
 
 # ── __init__ ───────────────────────────────────────────────────────────────────────────────────────────────────────
 def init_lines(skeleton: Skeleton, extra: str) -> list[str]:
-    """The statements that take modules and tensors from the model; `extra` is the class that saves extra state."""
+    """Return the statements that take modules and tensors from the model; `extra` is the class for extra state."""
     model = skeleton.root.module
     lines = [f'self.__dict__["{WHOLE_MODEL}"] = model'] if skeleton.needs_model else []
     paths = Paths(skeleton)
@@ -155,7 +155,7 @@ def _own_lines(holding: Holding, here: str, there: str) -> list[str]:
 
 
 def _comprehension_children(holding: Holding) -> dict[str, int]:
-    """The children that a comprehension can take: a run of whole ones, the first to come."""
+    """Return the children that a comprehension can take: the first run of whole ones."""
     run: dict[str, int] = {}
     for name, part in holding.children.items():
         if not part.whole or not name.isdigit() or (run and int(name) != max(run.values()) + 1):

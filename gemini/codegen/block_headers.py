@@ -12,7 +12,7 @@ from gemini.ir.graph import Graph
 
 
 def loop_header(loop: Loop, statements: Statements, liveness: Liveness) -> tuple[list[str], list[str], dict[str, str]]:
-    """(lines before, header, the names of its layers in the body)."""
+    """Return (lines before, header, the names of its layers in the body)."""
     before = [f"{statements.bindings.list_of(collected).name} = []" for collected in loop.collected]
     for carried in loop.carried:
         inside, start = statements.value(carried.inside), statements.value(carried.start)
@@ -26,7 +26,7 @@ def loop_header(loop: Loop, statements: Statements, liveness: Liveness) -> tuple
 
 
 def repeat_header(loop: Loop) -> str:
-    """The header of a loop whose body is the same in every turn."""
+    """Return the header of a loop whose body is equal in every iteration."""
     return f"for _ in range({len(loop.indices)}):"
 
 
@@ -37,7 +37,7 @@ def _names(loop: Loop, taken: set[str]) -> dict[str, str]:
 
 
 def _header(loop: Loop, paths: Paths, names: list[str], taken: set[str]) -> list[str]:
-    """Over the layers themselves, if the loop takes them all; else over their numbers."""
+    """Return a header over the layers themselves, if the loop takes them all, else over their indices."""
     holding = paths.find(loop.prefix)
     container = paths.module(loop.prefix) if loop.prefix else "self"
     whole = holding is None or holding.whole
@@ -64,14 +64,14 @@ def _header(loop: Loop, paths: Paths, names: list[str], taken: set[str]) -> list
 
 # ── autograd modes ───────────────────────────────────────────────────────────────────────────────────────────────────
 def base_region(graph: Graph) -> Region | None:
-    """The region that a call comes in."""
+    """Return the autograd modes in which a call arrives."""
     if graph.validity is not None:
         return graph.validity.region
     return next((node.region for node in graph.nodes if node.kind == "input"), None)
 
 
 def contexts(region: Region, base: Region) -> list[str]:
-    """The context managers that lead from the base region to another."""
+    """Return the context managers that switch from the base modes to others."""
     found = []
     if region.inference != base.inference:
         found.append(f"torch.inference_mode({'' if region.inference else 'False'})")

@@ -1,4 +1,4 @@
-"""Headings: statements in paragraphs, each under the scope of the model that it belongs to."""
+"""Heading comments: statements in paragraphs, each under the scope of the model that it belongs to."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SHORT = 3
 
 @dataclass
 class Paragraph:
-    """Neighbouring statements of one scope."""
+    """Consecutive statements of one scope."""
 
     scope: str
     heading: str = ""
@@ -21,9 +21,9 @@ class Paragraph:
 
     @staticmethod
     def split(run: Sequence[StageStatement], inside: Mapping[str, str]) -> list[Paragraph]:
-        """Paragraphs of a run; a few statements of an outer scope after an inner one stay with it.
+        """Return the paragraphs of a run; a few statements of an outer scope after an inner one stay with it.
 
-        Scopes are named relative to `inside`: the layers of a turn of a loop, and what they are called there.
+        Scopes are named relative to `inside`: the layers of a loop iteration, and their names in the body.
         """
         groups: list[Paragraph] = []
         for statement in run:
@@ -44,7 +44,7 @@ class Paragraph:
         return [part for group in merged for part in group._pieces()]
 
     def _pieces(self) -> list[Paragraph]:
-        """Long paragraphs in pieces, so that dead values do not pile up."""
+        """Cut long paragraphs, so that dead values do not accumulate."""
         pieces = [self.statements[at : at + _LONG] for at in range(0, len(self.statements), _LONG)]
         if len(pieces) > 1 and len(pieces[-1]) <= _SHORT:
             last = pieces.pop()
@@ -58,7 +58,7 @@ def _scope(statement: StageStatement) -> str:
 
 
 def _returns(inner: str, outer: str) -> bool:
-    """Whether a scope is left for one around it."""
+    """Return whether the second scope encloses the first."""
     return inner.startswith(f"{outer}.") or (not outer and bool(inner))
 
 

@@ -42,7 +42,7 @@ _READS = {"numel": "numel()", "item": "item()", "storage_offset": "storage_offse
 
 
 class Expressions:
-    """Writes forms. `value` gives the text of a tensor, `number` that of a number which another stage read."""
+    """Writes forms. `value` returns the text of a tensor, `number` that of a number read by another stage."""
 
     def __init__(
         self,
@@ -52,16 +52,16 @@ class Expressions:
         number: Callable[[Expr], Text | None],
     ) -> None:
         self.imports, self.paths, self.value, self.number = imports, paths, value, number
-        # Containers that a variable holds, by label: those in the positional arguments, those in the keywords.
+        # Containers that have a variable, by label: in the positional arguments, in the keywords.
         self.labels: tuple[dict[int, str], dict[int, str]] = ({}, {})
         self.hoisted = self.labels[0]
         self.where = ""
-        self.taken: set[str] = set()  # names that variables have
-        self.prepared: dict[str, str] = {}  # long numbers of the statement that is written → variables
+        self.taken: set[str] = set()  # names of variables
+        self.prepared: dict[str, str] = {}  # long numbers of the current statement → variables
 
     # ── forms ──────────────────────────────────────────────────────────────────────────────────────────────────
     def form(self, form: Any) -> Text:
-        """The text of any form."""
+        """Return the text of any form."""
         label = getattr(form, "label", -1)
         if label in self.hoisted and not isinstance(form, BackReference):
             return Text(self.hoisted[label])
@@ -71,11 +71,11 @@ class Expressions:
         return writer(self, form)
 
     def all(self, forms: Any) -> str:
-        """Several forms, separated by commas."""
+        """Return several forms, separated by commas."""
         return ", ".join(self.each(forms))
 
     def each(self, forms: Any) -> list[str]:
-        """The texts of several forms; sizes of one tensor in a row become `*x.shape[:2]`."""
+        """Return the texts of several forms; consecutive sizes of one tensor become `*x.shape[:2]`."""
         texts: list[str] = []
         at = 0
         while at < len(forms):
@@ -90,7 +90,7 @@ class Expressions:
         return texts
 
     def _sizes(self, forms: Any) -> int:
-        """How many forms from the first on are sizes of one tensor, dimension by dimension."""
+        """Count the forms from the first on that are consecutive sizes of one tensor."""
         count = 0
         for form in forms:
             expr = form.expr if isinstance(form, Number) else None
@@ -104,7 +104,7 @@ class Expressions:
         return count
 
     def arguments(self, args: Any, kwargs: Any) -> list[str]:
-        """The texts between the parentheses of a call."""
+        """Return the texts between the parentheses of a call."""
         with self.inside(0):
             texts = self.each(args)
         with self.inside(1):
@@ -121,7 +121,7 @@ class Expressions:
         self.hoisted = outer
 
     def plain(self, value: Any) -> str:
-        """A plain value, as it occurs in keys and expressions."""
+        """Return the text of a plain value, as it occurs in keys and expressions."""
         text = literal(value)
         if text is not None:
             if "np.array(" in text:
@@ -165,7 +165,7 @@ class Expressions:
         return Text(f"{self.imports.support('record')}({name}{self.state(form.state)})")
 
     def state(self, state: Any) -> str:
-        """Attributes as further keywords of a call."""
+        """Return attributes as further keywords of a call."""
         if all(is_name(key) for key, _ in state):
             return "".join(f", {key}={self.form(part)}" for key, part in state)
         return f", **{{{', '.join(f'{self.plain(key)}: {self.form(part)}' for key, part in state)}}}"
@@ -199,7 +199,7 @@ class Expressions:
 
     # ── subscripts ─────────────────────────────────────────────────────────────────────────────────────────────
     def index(self, form: Any) -> str:
-        """The text between the brackets of `x[…]`."""
+        """Return the text between the brackets of `x[…]`."""
         if isinstance(form, SequenceForm) and form.cls is tuple and form.items and form.label not in self.hoisted:
             parts = [self._index_part(part) for part in form.items]
             return ", ".join(parts) if len(parts) > 1 else f"{parts[0]},"
@@ -219,7 +219,7 @@ class Expressions:
         return self.expr(form.expr)
 
     def expr(self, expr: Any) -> Text:
-        """The text of an expression."""
+        """Return the text of an expression."""
         if not isinstance(expr, Expr):
             text = self.plain(expr)
             return Text(text, UNARY if text.startswith("-") else 16)
@@ -240,7 +240,7 @@ class Expressions:
         return self._read_text(expr)
 
     def _short(self, text: Text, expr: Expr) -> Text:
-        """The text of a computed number, or a variable that is set first where it is long."""
+        """Return the text of a computed number, or a variable that is set first where the text is long."""
         if len(text.code) <= _LONG_NUMBER or expr.op not in _COMPUTED:
             return text
         if text.code not in self.prepared:
@@ -259,14 +259,14 @@ class Expressions:
         return Text(f"{owner}.{_READS[expr.op]}")
 
     def call_op(self, name: str, args: Any, kwargs: Any) -> Text:
-        """A torch function, called."""
+        """Return the text of a call of a torch function."""
         from gemini.codegen.op_text import operation
 
         return operation(self, name, args, kwargs)
 
 
 def follow_text(text: Text, path: Path) -> Text:
-    """A part of a value."""
+    """Return the text of a part of a value."""
     code = text.owner if path else text.code
     for kind, key in path:
         code = attribute(code, key) if kind == "a" else subscript(code, _key(key))

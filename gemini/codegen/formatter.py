@@ -1,6 +1,6 @@
-"""Formatting: logical lines broken to the width, the way formatters do it.
+"""Formatter: breaks logical lines to the width, as common formatters do.
 
-A line that is too long is opened at its last bracket: what is inside goes on a line of its own, or one part a line with
+A line that is too long is opened at its last bracket: the contents go on a line of their own, or one part per line with
 a comma after each.
 """
 
@@ -13,7 +13,7 @@ _OPEN, _CLOSE = "([{", ")]}"
 
 
 def wrap_line(line: str, indent: int = 0) -> list[str]:
-    """A logical line as physical ones."""
+    """Return a logical line as physical ones."""
     space = " " * indent
     inner = len(line) - len(line.lstrip(" "))
     space, line = space + " " * inner, line.lstrip(" ")
@@ -43,7 +43,7 @@ def _open_bracket(code: str, indent: int) -> list[str]:
 
 
 def _explode(head: str, parts: list[str], tail: str, indent: int, comma: str = ",") -> list[str]:
-    """One part a line, each with a comma; a comprehension has one part and no comma."""
+    """Return one part per line, each with a comma; a comprehension has one part and no comma."""
     lines = [" " * indent + head]
     for part in parts:
         opened = wrap_line(part, indent + 4)
@@ -52,7 +52,7 @@ def _explode(head: str, parts: list[str], tail: str, indent: int, comma: str = "
 
 
 def _bracket(code: str, indent: int) -> tuple[int, int] | None:
-    """The pair of brackets to open: of a definition the first, else the last one that leaves short lines around it."""
+    """Return the brackets to open: the first of a definition, else the last pair that leaves short lines around it."""
     pairs = _outer_brackets(code)
     if code.startswith("def "):
         return pairs[0]
@@ -63,7 +63,7 @@ def _bracket(code: str, indent: int) -> tuple[int, int] | None:
 
 
 def _outer_brackets(code: str) -> list[tuple[int, int]]:
-    """The pairs of brackets at the outermost level that hold something."""
+    """Return the non-empty pairs of brackets at the outermost level."""
     stack: list[int] = []
     found = []
     for at, char in _plain_characters(code):
@@ -77,7 +77,7 @@ def _outer_brackets(code: str) -> list[tuple[int, int]]:
 
 
 def split_parts(body: str) -> list[str]:
-    """The parts of a text between commas."""
+    """Return the parts of a text between commas."""
     parts, depth, begin = [], 0, 0
     for at, char in _plain_characters(body):
         if char in _OPEN:
@@ -100,7 +100,7 @@ def _has_comma(body: str) -> bool:
 
 
 def _plain_characters(code: str) -> list[tuple[int, str]]:
-    """The characters outside strings, with their places."""
+    """Yield the characters outside strings, with their positions."""
     found, quote, at = [], "", 0
     while at < len(code):
         char = code[at]

@@ -1,4 +1,4 @@
-"""The body of `forward`: statements in regions and loops, in paragraphs that name their scope.
+"""Forward body: statements in autograd modes and loops, in paragraphs headed by their scope.
 
 Values that are dead at the end of a paragraph are deleted there, unless their name is about to be set again.
 """
@@ -25,11 +25,11 @@ _INDENT = "    "
 _ROW = 96
 _LONG_PATH = 28
 _OFTEN = 2
-_Placed = tuple[Any, int]  # a statement or loop, and where it ends
+_Placed = tuple[Any, int]  # a statement or loop, and its end position
 
 
 class ForwardBody:
-    """Puts statements together."""
+    """Assembles the statements of `forward`."""
 
     def __init__(self, graph: Graph, statements: Statements, liveness: Liveness) -> None:
         self.graph, self.statements, self.liveness = graph, statements, liveness
@@ -37,18 +37,20 @@ class ForwardBody:
         self.lives = liveness.lives()
         self.numbers = liveness.numbers()
         self.lines: list[str] = []
-        self.header = ""  # the line that a loop begins with
-        self.appended: dict[int, list[tuple[str, Ref]]] = {}  # values that go into lists, by the node that makes them
+        self.header = ""  # the first line of the current loop
+        self.appended: dict[
+            int, list[tuple[str, Ref]]
+        ] = {}  # values that are appended to lists, by the node that makes them
 
     def write(self, items: list[Item]) -> list[str]:
-        """The lines of the body, indented relative to it."""
+        """Return the lines of the body, indented relative to it."""
         ends = [_position(item) for item in items[1:]] + [self.liveness.last] * bool(items)
         for region, group in _group_by_region(zip(items, ends, strict=True), self._region):
             self._group(region, list(group))
         return self.lines
 
     def _region(self, item: Item) -> Region | None:
-        """The region of an item, if it is another than that of the call; of a loop, if it is one throughout."""
+        """Return the region of an item, if it differs from that of the call; of a loop, if it is uniform."""
         found = {self._region(one) for one in item.body} if isinstance(item, Loop) else set()
         if isinstance(item, Loop):
             return found.pop() if len(found) == 1 else None
@@ -56,7 +58,7 @@ class ForwardBody:
         return None if region == self.base or self.base is None else region
 
     def _group(self, region: Region | None, items: list[tuple[Item, int]]) -> None:
-        """Items of one region; neighbours share one `with`, so that autocast keeps the weights it has cast."""
+        """Write items of one region; neighbours share one `with`, so that autocast keeps its cast weights."""
         space = self._enter(region, "")
         run: list[StageStatement] = []
         for item, end in items:
@@ -77,7 +79,7 @@ class ForwardBody:
 
     # ── paragraphs ─────────────────────────────────────────────────────────────────────────────────────────────
     def _paragraphs(self, run: Sequence[StageStatement], space: str, end: int, loop: Loop | None = None) -> None:
-        """Statements up to a position `end`, of the body of a loop if one is given."""
+        """Write statements up to a position `end`, of the body of a loop if one is passed."""
         turn = -1 if loop is None else loop.end
         paragraphs = Paragraph.split(run, {} if loop is None else self._headings(loop))
         starts = [paragraph.statements[0].position for paragraph in paragraphs]
@@ -94,13 +96,13 @@ class ForwardBody:
             self._drop(paragraph.statements[0].position, following, until, space)
 
     def _headings(self, loop: Loop) -> dict[str, str]:
-        """How headings name the layers of a loop: the only one of a turn not at all."""
+        """Return how headings name the layers of a loop; a single layer per iteration is not named."""
         local = self.statements.paths.local
         return {path: local[path] if loop.width > 1 else "" for path in loop.layers}
 
     @contextmanager
     def _alias(self, paragraph: Paragraph, space: str) -> Iterator[None]:
-        """A variable for the scope of a paragraph, where its modules have long names and are used repeatedly."""
+        """Set a variable for the scope of a paragraph, where its modules have long names and are used repeatedly."""
         paths, scope = self.statements.paths, paragraph.scope
         uses = [step.node for statement in paragraph.statements for step in statement.steps if step.node is not None]
         inside = [node for node in uses if node.kind in MODULES and node.target.startswith(f"{scope}.")]
@@ -122,7 +124,7 @@ class ForwardBody:
                     self.lines.append(f"{space}{name}.append({self.statements.value(value)})")
 
     def _drop(self, start: int, following: int, until: int, space: str) -> None:
-        """Delete what died between two positions and is not set again before a third."""
+        """Delete values that died between two positions and are not set again before a third."""
         if following >= self.liveness.last:
             return
         dead = []
@@ -162,9 +164,9 @@ class ForwardBody:
         self._blank()
 
     def _shorten(self, loop: Loop, space: str, begin: int, body: int, names: list[str]) -> None:
-        """Leave out of a header what the body has no use for: of some layers, only glue may be in this stage.
+        """Omit from a header the layers that the body does not use: of some layers, this stage may run only glue code.
 
-        Comments name layers too: that is no use of them.
+        A comment that names a layer is no use of it.
         """
         unused = [name for name in names if name not in self.statements.paths.read]
         if len(unused) == len(names):
@@ -174,7 +176,7 @@ class ForwardBody:
             self.lines[begin:body] = kept
 
     def _turn(self, loop: Loop, space: str, region: Region | None) -> None:
-        """The body of a loop, in regions where they differ from that around the loop."""
+        """Write the body of a loop, in regions where they differ from that around the loop."""
         ends = [*(statement.position for statement in loop.body[1:]), loop.end]
         for inner, group in _group_by_region(zip(loop.body, ends, strict=True), self._region):
             run = list(group)
@@ -193,12 +195,12 @@ def _position(item: Item) -> int:
 def _group_by_region(
     items: Iterable[_Placed], region: Callable[[Any], Region | None]
 ) -> Iterator[tuple[Region | None, Any]]:
-    """Neighbouring items of one region."""
+    """Group neighbouring items of one region."""
     return itertools.groupby(items, key=lambda placed: region(placed[0]))
 
 
 def _rows(names: list[str]) -> list[str]:
-    """Names in rows that are not too long."""
+    """Return names in rows of limited length."""
     rows = [""]
     for name in names:
         row = f"{rows[-1]}, {name}" if rows[-1] else name

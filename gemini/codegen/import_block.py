@@ -1,4 +1,4 @@
-"""Imports: the names that a generated file brings in from elsewhere, each spelled in one way."""
+"""Import block: the names that a generated file imports, each spelled in one way."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ SUPPORT = "gemini.codegen.stage_runtime"
 
 
 class Imports:
-    """What a file imports; `taken` are names that its code uses otherwise."""
+    """The imports of a file; `taken` are names that its code uses otherwise."""
 
     def __init__(self, taken: Iterable[str] = ()) -> None:
         self.taken = {*taken, "torch", "nn", "F", "np", "math", "Tensor", "Any"}
         self.modules: dict[str, str] = {"torch": "", "torch.nn": "nn"}  # module → alias; nn is `from torch import nn`
-        self.names: dict[tuple[str, str], str] = {}  # (module, name) → how it is called here
+        self.names: dict[tuple[str, str], str] = {}  # (module, name) → local name
 
     def alias(self, module: str, name: str) -> str:
         """Import a module under another name."""
@@ -27,7 +27,7 @@ class Imports:
         return name
 
     def support(self, name: str) -> str:
-        """A function of the support module."""
+        """Import a function of the support module."""
         return self.name(SUPPORT, name)
 
     def name(self, module: str, name: str) -> str:
@@ -41,7 +41,7 @@ class Imports:
         return self.names[key]
 
     def symbol(self, symbol: Symbol) -> str:
-        """The text of something importable."""
+        """Return the text of an importable object."""
         if symbol.module == "builtins" and hasattr(builtins, symbol.qualname):
             return symbol.qualname
         if symbol.module == "torch.nn.functional":
@@ -52,7 +52,7 @@ class Imports:
         return f"{self.name(symbol.module, head)}{'.' if rest else ''}{rest}"
 
     def cls(self, cls: type, where: str) -> str:
-        """The text of a class."""
+        """Return the text of a class."""
         symbol = Symbol(cls.__module__, cls.__qualname__)
         if "<" in cls.__qualname__ or _resolve(symbol) is not cls:
             raise GenerateError(
@@ -62,7 +62,7 @@ class Imports:
         return self.symbol(symbol)
 
     def lines(self, text: str) -> list[str]:
-        """The import statements that a text needs, sorted as linters expect."""
+        """Return the import statements that a text needs, sorted as linters expect."""
         plain = [module for module, alias in self.modules.items() if not alias and f"{module}." in text]
         aliased = {module: alias for module, alias in self.modules.items() if alias}
         rows: list[tuple[int, str, str]] = [(_section(module), module, f"import {module}") for module in plain]
@@ -92,7 +92,7 @@ def _from(module: str, names: list[str]) -> str:
 
 
 def _case(name: str) -> tuple[int, str]:
-    """Constants, then classes, then the rest, as isort has it."""
+    """Return the sort key of isort: constants, then classes, then the rest."""
     plain = name.partition(" ")[0]
     return (0 if plain.isupper() and len(plain) > 1 else 1 if plain[:1].isupper() else 2), plain
 
@@ -103,7 +103,7 @@ def _section(module: str) -> int:
 
 
 def reachable(symbol: Symbol) -> bool:
-    """Whether `import torch` alone makes the name reachable by attributes."""
+    """Return whether `import torch` alone makes the name reachable by attributes."""
     import torch
 
     found: Any = torch

@@ -1,7 +1,7 @@
-"""Folding: steps whose result is read once, right after, become part of the statement that reads it.
+"""Inlining: a step whose result is read once, right after, becomes part of the statement that reads it.
 
 Steps run in the order of capture, and so does the text: operands are evaluated from left to right. A pending step may
-only be folded if nothing that ran after it would now run before it:
+only be inlined if nothing that ran after it would then run before it:
 
     pending   query   view        transpose reads view, which is on top     →  query(x).view(…).transpose(1, 2)
     pending   a       b           f reads (b, a)                            →  a gets a variable, f(b, a_value)
@@ -25,7 +25,7 @@ _WIDEST = 108
 
 @dataclass(frozen=True)
 class _Pending:
-    """A step whose value waits for its reader, with those folded into it."""
+    """A step whose value waits for its reader, with the steps inlined into it."""
 
     value: Ref
     step: StageStep
@@ -40,7 +40,7 @@ _NONE = Ref(-1)
 
 
 class Folding:
-    """Makes statements of steps. `uses` counts how often every value is read; `lengths` are the steps' texts alone."""
+    """Makes statements of steps. `uses` counts the reads of every value; `lengths` are the texts of single steps."""
 
     def __init__(self, namer: Namer, uses: Counter[Ref], kept: Collection[Ref], lengths: dict[int, int]) -> None:
         self.namer, self.uses, self.kept, self.lengths = namer, uses, set(kept), lengths
@@ -50,13 +50,13 @@ class Folding:
             self.by_node.setdefault(ref.node, []).append(ref)
 
     def fold(self, steps: Iterable[StageStep], indent: int = 0) -> list[StageStatement]:
-        """The statements of a straight run of steps."""
+        """Return the statements of a straight run of steps."""
         self.width = _WIDEST - indent
         done: list[StageStatement] = []
-        pending: list[_Pending] = []  # values that have no variable yet, in order of evaluation
+        pending: list[_Pending] = []  # values without a variable yet, in order of evaluation
         for step in steps:
             taken = self._count_taken(step, pending)
-            if not taken and self._fits_opened(step, pending):  # too long as a whole: give the inner part a name
+            if not taken and self._fits_opened(step, pending):  # too long as a whole: name the inner part
                 done += [StageStatement(part.steps) for part in (*pending[:-1], *pending[-1].inner)]
                 pending, taken = [_Pending(pending[-1].value, pending[-1].step)], 1
             kept, inner = pending[: len(pending) - taken], pending[len(pending) - taken :]
@@ -70,7 +70,7 @@ class Folding:
         return [*done, *(StageStatement(part.steps) for part in pending)]
 
     def _count_taken(self, step: StageStep, pending: list[_Pending]) -> int:
-        """How many of the latest pending values a step takes in, in their order."""
+        """Count the latest pending values that a step inlines, in their order."""
         waiting = [part.value for part in pending]
         read = [ref for ref in self._evaluation_order(step) if ref in waiting]
         count = 0
@@ -86,14 +86,14 @@ class Folding:
         return count
 
     def _fits_opened(self, step: StageStep, pending: list[_Pending]) -> bool:
-        """Whether a step can take the latest pending value if what that holds gets a variable."""
+        """Return whether a step can inline the latest pending value if the contents of that get a variable."""
         if not pending or not pending[-1].inner:
             return False
         last = _Pending(pending[-1].value, pending[-1].step)
         return self._count_taken(step, [last]) == 1
 
     def _evaluation_order(self, step: StageStep) -> list[Ref]:
-        """The tensors a step reads, in the order in which Python evaluates them; none where that is not their own."""
+        """Return the tensors a step reads in Python's evaluation order; none where that differs."""
         node, found = step.node, list(step.tensors())
         if node is None or (node.wrapped and getattr(node.kwargs, "items", None)) or self._is_hoisted(step):
             return []
@@ -103,13 +103,13 @@ class Folding:
         return found
 
     def _is_hoisted(self, step: StageStep) -> bool:
-        """Whether containers among its arguments get variables, and so are evaluated first."""
+        """Return whether containers among its arguments get variables, and so are evaluated first."""
         if any(isinstance(leaf, BackReference) for form in step.forms for leaf in leaves(form)):
             return True
         return step.node is not None and any(ref.source == "arg" for ref in self.by_node.get(step.node.id, ()))
 
     def _foldable(self, step: StageStep) -> Ref | None:
-        """The one value of a step, if it is read once and may be folded into its reader."""
+        """Return the single value of a step, if it is read once and may be inlined into its reader."""
         node = step.node
         if node is None or node.mutates or (node.kind == "op" and returns_first(node.target)):
             return None
@@ -119,7 +119,7 @@ class Folding:
         return None if self._is_hoisted(step) else values[0]
 
     def _reads_well(self, inner: StageStep, outer: StageStep) -> bool:
-        """Whether the model's code has one inside the other, or at least no name for it."""
+        """Return whether the model's code nests the two, or at least has no name for the inner one."""
         one, other = inner.node, outer.node
         if one is None or other is None or one.region != other.region:
             return False
@@ -129,12 +129,12 @@ class Folding:
         return not self.namer.assigned_name(one, self.by_node[one.id][0].path)
 
     def _room(self, step: StageStep) -> int:
-        """How long the text of a step may be, beside the name that is set."""
+        """Return how long the text of a step may be, beside the name that is set."""
         values = self.by_node.get(step.node.id, []) if step.node is not None else []
         return self.width - sum(len(self.namer.of(value)) + 3 for value in values)
 
     def _length(self, steps: tuple[StageStep, ...]) -> int:
-        """How long the text of folded steps will be, give or take numbers after names."""
+        """Return the approximate length of the text of inlined steps."""
         total = 2 * (len(steps) - 1)
         for step in steps:
             total += self.lengths.get(step.node.id, 0) if step.node is not None else 0
@@ -144,5 +144,5 @@ class Folding:
 
 
 def count_uses(steps: Iterable[StageStep]) -> Counter[Ref]:
-    """How often every value is read, as a tensor or as a number."""
+    """Count how often every value is read, as a tensor or as a number."""
     return Counter(ref for step in steps for ref in read_refs(step))

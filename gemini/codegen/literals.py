@@ -10,7 +10,7 @@ import torch
 
 
 def string(value: str) -> str:
-    """A string in double quotes, unless single quotes save escapes."""
+    """Return a string in double quotes, unless single quotes save escapes."""
     text = repr(value)
     if text[0] == '"' or '"' in value:
         return text
@@ -18,7 +18,7 @@ def string(value: str) -> str:
 
 
 def literal(value: Any) -> str | None:
-    """The text of a value; None for what is no literal."""
+    """Return the text of a value; None if it has no literal."""
     if value is None or value is ... or isinstance(value, bool):
         return "..." if value is ... else repr(value)
     if isinstance(value, int):

@@ -1,6 +1,6 @@
-"""Liveness: when every variable is needed, what each is called, and when its contents can be dropped.
+"""Liveness: when every variable is needed, its name, and when its contents can be dropped.
 
-A name is given again once its contents are dead, as a person does: `x = self.fc(x)`. Positions count statements; a
+A name is reused once its contents are dead, as in handwritten code: `x = self.fc(x)`. Positions count statements; a
 statement reads before it sets.
 """
 
@@ -11,11 +11,11 @@ from gemini.codegen.value_names import unique
 from gemini.codegen.variables import Bindings
 from gemini.ir.pytree import Ref
 
-STRIDE = 4  # positions a statement: what is prepared, the statement, what is read from it afterwards
+STRIDE = 4  # positions per statement: preparation, the statement, reads from its result
 
 
 class Liveness:
-    """Spans and names of all variables of a program."""
+    """Live ranges and names of all variables of a program."""
 
     def __init__(self, items: list[Item], bindings: Bindings, reserved: set[str]) -> None:
         self.bindings, self.reserved = bindings, reserved
@@ -88,17 +88,17 @@ class Liveness:
                     for variable in self.bindings.variables_of(collected.made):
                         self._add_read(variable, statement.position + STRIDE - 1)
         loop.end = position
-        for carried in loop.carried:  # what a turn makes is read by the next
+        for carried in loop.carried:  # the next iteration reads it
             for variable in self.bindings.variables_of(carried.made):
                 self._add_read(variable, loop.end)
-        for variable in outside:  # what the body reads from outside is needed on every turn
+        for variable in outside:  # every iteration needs outer values that the body reads
             if variable.spans[-1][1] > loop.start:
                 self._add_read(variable, loop.end)
         return position + STRIDE
 
     # ── loops ──────────────────────────────────────────────────────────────────────────────────────────────────
     def _merge(self, loop: Loop) -> None:
-        """Let a carried value, its start and its successor share a variable where their lives allow it."""
+        """Let a carried value, its start and its successor share a variable where their live ranges allow it."""
         for carried in loop.carried:
             inside, made = self.bindings.places[carried.inside][0], self.bindings.places.get(carried.made)
             if made is not None and not made[1] and inside.spans[-1][1] <= made[0].spans[-1][0]:
@@ -134,12 +134,12 @@ class Liveness:
             variable.name = variable.root.name
 
     def numbers(self) -> set[str]:
-        """The names that never hold a tensor."""
+        """Return the names that never hold a tensor."""
         tensors = {variable.name for variable in self.variables if not variable.number}
         return {variable.name for variable in self.variables} - tensors
 
     def lives(self) -> dict[str, list[tuple[int, int]]]:
-        """When the contents of every name are needed: (set, last read)."""
+        """Return when the contents of every name are needed: (set, last read)."""
         found: dict[str, list[tuple[int, int]]] = {}
         for variable in self.variables:
             for begin, end in variable.spans if variable.merged is None else ():
@@ -147,7 +147,7 @@ class Liveness:
         return found
 
     def name(self, value: Ref) -> str:
-        """What the variable of a value is called."""
+        """Return the name of the variable of a value."""
         return self.bindings.places[value][0].name
 
 

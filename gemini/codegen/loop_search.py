@@ -1,11 +1,11 @@
-"""Alike: when neighbouring parts of a stage are turns of one loop, and that loop.
+"""Loop search: when neighbouring parts of a stage are iterations of one loop, and that loop.
 
-A *unit* is a part: a layer `prefix.index` with the glue that follows it, several such layers, or one call of a module
-that is called repeatedly. Units are alike if they are the same steps with the same arguments, where a reference into
-the unit itself keeps its place, and one into the unit before it becomes a value carried from turn to turn:
+A part is a layer `prefix.index` with the glue code that follows it, several such layers, or one call of a module that
+is called repeatedly. Parts are equal if they are the same steps with the same arguments, where a reference into the part
+itself keeps its place, and one into the part before it becomes a value carried from iteration to iteration:
 
-    unit 6   q = query(h)    a = attend(q, mask)   o = out(a, h)         h: value from before the loop
-    unit 7   q = query(o₆)   a = attend(q, mask)   o = out(a, o₆)        o₆: carried, mask: the same in all
+    part 6   q = query(h)    a = attend(q, mask)   o = out(a, h)         h: value from before the loop
+    part 7   q = query(o₆)   a = attend(q, mask)   o = out(a, o₆)        o₆: carried, mask: the same in all
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from gemini.ir.pytree import ModelObject, Path, Ref
 _FIRST_PSEUDO = 1_000_000_000
 _SAVED, _SIZE = 3, 4
 Key = tuple[str, int]
-Place = tuple[int, str, Path]  # the step of a unit, and the value of it
+Place = tuple[int, str, Path]  # a step of a part, and the value of it
 
 
 @dataclass
 class LoopTurnSteps:
-    """The steps of one turn: of `width` layers from `key` on; or of no layer in particular, of index ANYWHERE."""
+    """The steps of one iteration: of `width` layers from `key` on, or of no particular layer, with index ANYWHERE."""
 
     key: Key
     steps: list[StageStep]
@@ -44,11 +44,11 @@ class LoopTurnSteps:
         self.paths = tuple(join(prefix, str(index + at)) for at in range(count))
 
     def place(self, ref: Ref) -> Place | None:
-        """Where in the unit a value is made."""
+        """Return where in the part a value is made."""
         return (self.places[ref.node], ref.source, ref.path) if ref.node in self.places else None
 
     def layer(self, target: str) -> int | None:
-        """Which of its layers something is part of."""
+        """Return which of its layers a target belongs to."""
         for at, path in enumerate(self.paths):
             if target == path or target.startswith((f"{path}.", f"{path}[")):
                 return at
@@ -56,7 +56,7 @@ class LoopTurnSteps:
 
 
 class LoopFinder:
-    """Finds out which units of a stage are alike, and makes loops of them."""
+    """Finds equal parts of a stage, and makes loops of them."""
 
     def __init__(
         self, graph: Graph, paths: Paths, steps: list[StageStep], leaving: list[Ref], apart: Collection[int] = ()
@@ -76,13 +76,13 @@ class LoopFinder:
 
     @staticmethod
     def is_worth_it(units: list[LoopTurnSteps]) -> bool:
-        """Whether a loop is shorter to read than its turns."""
+        """Return whether a loop is shorter to read than its iterations."""
         size = len(units[0].steps)
         return (len(units) - 1) * size >= _SAVED and (len(units) > 2 or size >= _SIZE)
 
-    # ── alike ──────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── equal parts ──────────────────────────────────────────────────────────────────────────────────────────────────
     def count_equal(self, units: list[LoopTurnSteps]) -> tuple[int, dict[Place, Ref]]:
-        """How many units from the first on are alike, and what the carried values are at the start."""
+        """Count the equal parts from the first on; also return the start values of the carried ones."""
         starts: dict[Place, Ref] = {}
         count = 1
         while count < len(units):
@@ -95,7 +95,7 @@ class LoopFinder:
     def _match(
         self, before: LoopTurnSteps | None, one: LoopTurnSteps, other: LoopTurnSteps, starts: dict[Place, Ref]
     ) -> bool:
-        """Whether a unit is like the one before it; the first turn of a loop (nothing before) sets the starts."""
+        """Return whether a part equals the one before it; the first iteration (nothing before) sets the starts."""
         if len(one.steps) != len(other.steps):
             return False
         found = dict(starts)
@@ -119,7 +119,7 @@ class LoopFinder:
         return True
 
     def _same(self, a: Ref, one: LoopTurnSteps, b: Ref, other: LoopTurnSteps) -> bool:
-        """Whether two values from outside are one, or the same tensor of two layers."""
+        """Return whether two outer values are one, or the same tensor of two layers."""
         if a == b:
             return True
         left, right = self.graph.nodes[a.node], self.graph.nodes[b.node]
@@ -130,7 +130,7 @@ class LoopFinder:
         )
 
     def shape(self, step: StageStep, unit: LoopTurnSteps) -> str:
-        """A step without what may differ between layers."""
+        """Return a step without the parts that may differ between layers."""
         key = (id(step), unit.key, unit.width)
         if key not in self._shapes:
             self._shapes[key] = self._shape(step, unit)
@@ -160,8 +160,9 @@ class LoopFinder:
         return repr((*facts, node.out_spec, made, inner, len(node.mutates), needs_output_check(self.graph, node)))
 
     def _access_text(self, target: str, unit: LoopTurnSteps, text: Callable[[str], str]) -> str:
-        """How the code reaches something from a layer that it is part of: of one layer, the stage may hold all, of
-        another some parts, and these are reached otherwise (`parts[0]`, `parts["0"]`).
+        """Return how the code reaches a target from the layer that contains it.
+
+        Of one layer the stage may hold all, of another some parts, reached otherwise (`parts[0]`, `parts["0"]`).
         """
         at = unit.layer(target)
         if at is None:
@@ -169,9 +170,9 @@ class LoopFinder:
         path = unit.paths[at]
         return f"·{at}" if target == path else f"·{at} {text(target).removeprefix(self.paths.module(path))}"
 
-    # ── what is used outside ───────────────────────────────────────────────────────────────────────────────────
+    # ── values used outside ───────────────────────────────────────────────────────────────────────────────────
     def _find_used_outside(self, units: list[LoopTurnSteps]) -> dict[Place, set[int]]:
-        """The values of units that code outside of the loop reads: in which units."""
+        """Return the values of parts that code outside the loop reads: in which parts."""
         inside = {id(step) for unit in units for step in unit.steps}
         found: dict[Place, set[int]] = {}
         for at, unit in enumerate(units):
@@ -184,7 +185,7 @@ class LoopFinder:
         return found
 
     def until_used(self, units: list[LoopTurnSteps]) -> int:
-        """How many units a loop can take: up to the first whose values are needed afterwards, unless all are."""
+        """Count the parts that a loop can take: to the first whose values are needed afterwards, unless all are."""
         count = len(units)
         while count > 1:
             used = self._find_used_outside(units[:count])
@@ -196,7 +197,7 @@ class LoopFinder:
 
     # ── a loop ─────────────────────────────────────────────────────────────────────────────────────────────────
     def loop(self, units: list[LoopTurnSteps], starts: dict[Place, Ref]) -> Loop:
-        """The loop of alike units; `starts` are the carried values at its start."""
+        """Return the loop of equal parts; `starts` are the carried values at its start."""
         first, template = units[0], units[1]
         carried: dict[Place, Carried] = {}
         for place, start in starts.items():
@@ -218,7 +219,7 @@ class LoopFinder:
         return Loop(first.key[0], indices, template.key[1], steps, first.width, list(carried.values()), collected)
 
     def _new(self) -> Ref:
-        """A reference to a value that no node of the graph makes."""
+        """Return a reference to a value that no node of the graph makes."""
         self.pseudo += 1
         return Ref(self.pseudo)
 

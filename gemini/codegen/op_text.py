@@ -1,4 +1,4 @@
-"""Operations: torch functions in the words of a model (`x + y`, `x.view(…)`, `F.linear(…)`)."""
+"""Op text: torch functions in the notation of a model (`x + y`, `x.view(…)`, `F.linear(…)`)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from gemini.ir.pytree import Literal, Number, Ref
 if TYPE_CHECKING:
     from gemini.codegen.expressions import Expressions
 
-# Only names that the operator itself calls: the text does what was recorded.
+# Only functions that the operator itself calls: the text runs what was recorded.
 INFIX = {
     "add": ("+", PLUS), "sub": ("-", PLUS), "mul": ("*", TIMES), "div": ("/", TIMES), "true_divide": ("/", TIMES),
     "__floordiv__": ("//", TIMES), "remainder": ("%", TIMES), "__mod__": ("%", TIMES), "matmul": ("@", TIMES),
@@ -53,7 +53,7 @@ TENSOR = "torch.Tensor."
 
 
 def operation(write: Expressions, name: str, args: SequenceType[Any], kwargs: Any) -> Text:
-    """The text of a torch function, called."""
+    """Return the text of a call of a torch function."""
     if name.startswith(TENSOR) and args and isinstance(args[0], Ref):
         short = name.removeprefix(TENSOR)
         found = _operator(write, short, args) if not kwargs else None
@@ -83,7 +83,7 @@ def _operator(write: Expressions, short: str, args: SequenceType[Any]) -> Text |
 
 
 def _is_operand(form: Any) -> bool:
-    """Whether a form can stand beside an operator: a tensor or a number."""
+    """Return whether a form can stand beside an operator: a tensor or a number."""
     if isinstance(form, Literal):
         return isinstance(form.value, (int, float, complex)) and not isinstance(form.value, bool)
     return isinstance(form, (Ref, Number))
@@ -91,7 +91,7 @@ def _is_operand(form: Any) -> bool:
 
 @functools.lru_cache(maxsize=1024)
 def _defaults(name: str) -> dict[str, Any]:
-    """The defaults of a function of torch that is written in Python."""
+    """Return the defaults of a torch function that is written in Python."""
     function: Any = find_op(name)
     function = boolean_dispatched.get(function, {}).get("if_false", function)
     try:
@@ -102,7 +102,7 @@ def _defaults(name: str) -> dict[str, Any]:
 
 
 def _needed_keywords(name: str, kwargs: Any) -> Any:
-    """The keywords that say more than the function's defaults."""
+    """Return the keywords that differ from the function's defaults."""
     defaults = _defaults(name) if kwargs and name.startswith("torch.nn.functional.") else {}
     return tuple(
         (key, form)
@@ -116,7 +116,7 @@ def _equal(one: Any, other: Any) -> bool:
 
 
 def function_text(write: Expressions, name: str) -> str:
-    """How a torch function is reached, by its shortest public name."""
+    """Return how a torch function is reached, by its shortest public name."""
     function, short = find_op(name), name.rpartition(".")[2]
     if getattr(torch.nn.functional, short, None) is function and (
         name.startswith("torch.nn.functional.") or getattr(torch, short, None) is not function
@@ -139,7 +139,7 @@ def _call_text(function: str, arguments: list[str]) -> Text:
 
 
 def statement(write: Expressions, name: str, args: SequenceType[Any], kwargs: Any) -> str | None:
-    """The text of a function that is a statement of Python: an assignment to an item or to a property."""
+    """Return the text of a function that is a Python statement: an assignment to an item or to a property."""
     if not name.startswith(TENSOR) or kwargs or not args or not isinstance(args[0], Ref):
         return None
     short = name.removeprefix(TENSOR)
@@ -151,6 +151,6 @@ def statement(write: Expressions, name: str, args: SequenceType[Any], kwargs: An
 
 
 def returns_first(name: str) -> bool:
-    """Whether a function returns the very tensor that it is given first, changed."""
+    """Return whether a function returns its first argument, changed."""
     short = name.removeprefix(TENSOR)
     return name.startswith(TENSOR) and "." not in short and short.endswith("_") and not short.endswith("__")

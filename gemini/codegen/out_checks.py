@@ -1,7 +1,7 @@
-"""Watching: which nodes must be held to the structure they returned when they were captured.
+"""Output checks: which nodes must be checked for the output structure they had when they were captured.
 
-Blocks, functions and custom modules run any Python and may return something else for another batch. Layers of torch
-and code with one way out always return alike, and are not watched.
+Blocks, functions and custom modules run any Python and may return another structure for another batch. Layers of torch
+and code with a single return always return the same structure, and are not checked.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _DIM = {"unbind": 1, "split": 2, "chunk": 2, "tensor_split": 2}
 
 
 def needs_output_check(graph: Graph, node: Node) -> bool:
-    """Whether the structure of a node's result must be checked."""
-    node = graph.nodes[node.id]  # as captured: in a loop, references are the loop's own
+    """Return whether the structure of a node's result must be checked."""
+    node = graph.nodes[node.id]  # as captured: a loop has its own references
     if not node.target:
-        return False  # a model that runs whole may return what it likes
+        return False  # an opaque model may return any structure
     if node.kind == "op":
         return _parts_vary(graph, node)
     if node.out_spec != "T" or _mutable(node.args) or _mutable(node.kwargs):
@@ -47,7 +47,7 @@ def _is_layer(module: nn.Module) -> bool:
 
 
 def _parts_vary(graph: Graph, node: Node) -> bool:
-    """Whether an op returns a list whose length depends on the number of samples."""
+    """Return whether an op returns a list whose length depends on the number of samples."""
     short = short_name(node.target)
     if short not in PARTS or (graph.validity is not None and not graph.validity.batch):
         return False
@@ -61,7 +61,7 @@ def _parts_vary(graph: Graph, node: Node) -> bool:
 
 
 def _mutable(form: Any) -> bool:
-    """Whether arguments hold containers that a function may change."""
+    """Return whether arguments hold containers that a function may change."""
     parts = form.items if isinstance(form, SequenceForm) else [part for _, part in getattr(form, "items", ())]
     return any(
         isinstance(inner, (MappingForm, ObjectForm)) or (isinstance(inner, SequenceForm) and inner.cls is not tuple)
@@ -82,7 +82,7 @@ def _containers(form: Any) -> Any:
 
 @functools.lru_cache(maxsize=1024)
 def _count_returns(function: Any) -> int:
-    """How many return statements a function has; 0 where its source cannot be read."""
+    """Count the return statements of a function; 0 where its source cannot be read."""
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
     except (OSError, TypeError, SyntaxError):

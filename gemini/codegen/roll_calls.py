@@ -1,9 +1,9 @@
-"""Repeats: one module called again and again, with its glue, rolled into `for _ in range(n)`.
+"""Rolled calls: one module called repeatedly, with its glue code, rolled into `for _ in range(n)`.
 
     query key value attend dense ffn norm │ query key value attend dense ffn norm │ query …
 
-Steps of a stage that come again after a period of p are turns of a loop, if they are alike as layers are. A stage may
-begin or end in the middle of a call; the turns that are taken begin where the model's first call does, if they can.
+Steps of a stage that recur after a period of p are iterations of a loop, if they are equal as layers are. A stage may
+begin or end in the middle of a call; the iterations begin where the model's first call does, if possible.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _NOWHERE = ("", ANYWHERE)
 
 
 def roll_repeats(alike: LoopFinder, items: list[StageStep | Loop]) -> list[StageStep | Loop]:
-    """The items with repeated calls in runs of steps rolled; loops stay."""
+    """Return the items with repeated calls in runs of steps rolled; loops stay."""
     done: list[StageStep | Loop] = []
     run: list[StageStep] = []
     for item in items:
@@ -33,7 +33,7 @@ def roll_repeats(alike: LoopFinder, items: list[StageStep | Loop]) -> list[Stage
 
 
 class _StepRun:
-    """Steps in a row."""
+    """Consecutive steps."""
 
     def __init__(self, alike: LoopFinder, steps: list[StageStep]) -> None:
         self.alike, self.steps = alike, steps
@@ -44,9 +44,9 @@ class _StepRun:
         self.shapes = [(_scope(step), alike.shape(step, anywhere)) for step in steps] if repeated else []
 
     def roll(self) -> list[StageStep | Loop]:
-        """The steps, with loops in place of repeated ones."""
+        """Return the steps, with loops in place of repeated ones."""
         done: list[StageStep | Loop] = []
-        at = seen = 0  # steps that are written; steps that were looked at
+        at = seen = 0  # steps written; steps inspected
         while self.shapes and seen < len(self.steps):
             found = self._loop_at(seen, at)
             if found is None:
@@ -58,7 +58,7 @@ class _StepRun:
         return [*done, *self.steps[at:]]
 
     def _loop_at(self, marker: int, lowest: int) -> tuple[int, list[LoopTurnSteps], Loop] | None:
-        """The best loop that the module called at a step is repeated in; it begins at `lowest` or later."""
+        """Return the best loop that repeats the module called at a step; it begins at `lowest` or later."""
         if not self.modules[marker]:
             return None
         for period in self._periods(marker):
@@ -71,21 +71,21 @@ class _StepRun:
         return None
 
     def _turns(self, begin: int, end: int, period: int) -> tuple[int, list[LoopTurnSteps], dict[Place, Ref]] | None:
-        """The turns of a loop from one step to another, if it is worth one."""
+        """Return the iterations of a loop from one step to another, if it is worthwhile."""
         units = [LoopTurnSteps(_NOWHERE, self.steps[at : at + period]) for at in range(begin, end - period + 1, period)]
         count, starts = self.alike.count_equal(units)
         units = units[: self.alike.until_used(units[:count])]
         return (begin, units, starts) if len(units) > 1 and self.alike.is_worth_it(units) else None
 
     def _periods(self, marker: int) -> Iterator[int]:
-        """How many steps later the same step comes again: the first few times."""
+        """Return after how many steps the same step recurs: the first few times."""
         later = [at for at in range(marker + 1, len(self.steps)) if self.shapes[at] == self.shapes[marker]]
         for at in later[:4]:
             if 2 * (at - marker) <= len(self.steps):
                 yield at - marker
 
     def _span(self, marker: int, period: int, lowest: int) -> tuple[int, int]:
-        """The longest run of steps around a step that come again after a period: its begin and end."""
+        """Return begin and end of the longest run around a step whose steps recur after a period."""
         start, end = marker, marker
         while start > lowest and self.shapes[start - 1] == self.shapes[start - 1 + period]:
             start -= 1
@@ -94,7 +94,7 @@ class _StepRun:
         return start, end + period
 
     def _begins_a_call(self, at: int, period: int) -> bool:
-        """Whether the first module called from a step on is the one that the model calls first of these."""
+        """Return whether the first module called from a step on is the one that the model calls first of these."""
         turn = [module for module in self.modules[at : at + period] if module]
         if not turn:
             return False
@@ -104,12 +104,12 @@ class _StepRun:
 
 
 def _module(step: StageStep) -> str:
-    """The module that a step calls, if it calls one."""
+    """Return the module that a step calls, or None."""
     return step.node.target if step.node is not None and step.node.kind in MODULES else ""
 
 
 def _scope(step: StageStep) -> str:
-    """Where in the model a step is: the end of one module is not the end of another."""
+    """Return the scope of a step in the model: the end of one module is not the end of another."""
     if step.node is not None:
         return step.node.scope[-1] if step.node.scope else ""
     return step.guard.scope[-1] if step.guard is not None and step.guard.scope else ""

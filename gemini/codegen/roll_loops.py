@@ -1,6 +1,6 @@
-"""Loops: alike neighbouring layers of a stage, and repeated calls of one module, rolled into a `for`.
+"""Rolled loops: equal neighbouring layers of a stage, and repeated calls of one module, rolled into a `for`.
 
-Layers are alike one by one (`layers.0`, `layers.1` …), or a few at a time where they alternate.
+Layers are equal one by one (`layers.0`, `layers.1` …), or a few at a time where they alternate.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from gemini.ir.graph import Graph
 from gemini.ir.node import MODULES
 from gemini.ir.pytree import Ref
 
-_WIDEST = 4  # layers in a turn
+_WIDEST = 4  # layers per iteration
 
 
 @dataclass
 class Rolled:
-    """Steps and loops, with the values that code after a loop knows by another name."""
+    """Steps and loops, with the values that code after a loop refers to by another name."""
 
     items: list[StageStep | Loop]
-    renamed: dict[int, int] = field(default_factory=dict)  # nodes of the last turn → nodes of the body
-    turns: dict[Ref, Ref] = field(default_factory=dict)  # values of all turns → places in a list
+    renamed: dict[int, int] = field(default_factory=dict)  # nodes of the last iteration → nodes of the body
+    turns: dict[Ref, Ref] = field(default_factory=dict)  # values of all iterations → places in a list
 
     def outside(self, ref: Any) -> Any:
-        """A reference as code outside of the loop makes it that the value comes from."""
+        """Return a reference as code outside the loop writes it."""
         if not isinstance(ref, Ref):
             return ref
         if ref in self.turns:
@@ -39,7 +39,7 @@ class Rolled:
         return Ref(self.renamed[ref.node], ref.source, ref.path) if ref.node in self.renamed else ref
 
     def inside(self, loop: Loop) -> Callable[[Any], Any]:
-        """References as the body of a loop makes them: its own values stay."""
+        """Return the mapping of references for the body of a loop: its own values stay."""
         own = {step.node.id for step in loop.steps if step.node is not None}
         return lambda ref: ref if isinstance(ref, Ref) and ref.node in own else self.outside(ref)
 
@@ -47,9 +47,9 @@ class Rolled:
 def roll(
     graph: Graph, steps: list[StageStep], interface: Interface, paths: Paths, apart: Collection[int] = ()
 ) -> Rolled:
-    """The steps of a stage with its alike layers rolled; `paths` says how the stage reaches what it holds.
+    """Return the steps of a stage with its equal layers rolled; `paths` says how the stage reaches what it holds.
 
-    Nodes in `apart` are like no other.
+    Nodes in `apart` equal no other.
     """
     leaving = [port.value for port in interface.outputs if isinstance(port.value, Ref)]
     alike = LoopFinder(graph, paths, steps, leaving, apart)
@@ -94,7 +94,7 @@ class _Layers:
         return done
 
     def _loops(self, units: list[LoopTurnSteps]) -> list[Loop | LoopTurnSteps]:
-        """Units with runs of alike ones made loops: of one layer a turn, or of a few where they alternate."""
+        """Return the parts with runs of equal ones made loops: of one layer per iteration, or a few that alternate."""
         found: list[Loop | LoopTurnSteps] = []
         at = 0
         while at < len(units):
@@ -108,7 +108,7 @@ class _Layers:
         return found
 
     def _best_run(self, units: list[LoopTurnSteps]) -> tuple[list[LoopTurnSteps], dict[Place, Ref]]:
-        """The turns of the loop from the first unit on that saves most steps; none if there is no loop."""
+        """Return the iterations of the loop from the first part on that saves most steps; none if there is no loop."""
         best: tuple[int, list[LoopTurnSteps], dict[Place, Ref]] = (0, [], {})
         for width in range(1, min(_WIDEST, len(units) // 2) + 1):
             turns = _group_units(units, width)
@@ -123,7 +123,7 @@ class _Layers:
 
 
 def _group_units(units: list[LoopTurnSteps], width: int) -> list[LoopTurnSteps]:
-    """Units of so many layers each; those left over at the end are none."""
+    """Return parts of so many layers each; the remainder at the end is dropped."""
     if width == 1:
         return units
     found = []
@@ -134,7 +134,7 @@ def _group_units(units: list[LoopTurnSteps], width: int) -> list[LoopTurnSteps]:
 
 
 def _segments(steps: Sequence[StageStep], depth: int) -> list[tuple[Key | None, list[StageStep]]]:
-    """Neighbouring steps of one numbered layer together."""
+    """Group neighbouring steps of one numbered layer."""
     found: list[tuple[Key | None, list[StageStep]]] = []
     for step in steps:
         key = _key(step, depth)
@@ -161,7 +161,7 @@ def _key(step: StageStep, depth: int) -> Key | None:
 def _units(
     segments: list[tuple[Key | None, list[StageStep]]], start: int
 ) -> tuple[list[LoopTurnSteps], list[StageStep], int]:
-    """(units of layers that follow each other, glue that belongs to none, the segment after them)."""
+    """Return (parts of consecutive layers, glue code that belongs to none, the segment after them)."""
     layers: list[LoopTurnSteps] = []
     glue: list[list[StageStep]] = []
     at = start

@@ -1,4 +1,4 @@
-"""Sources: the statement of the model's own code that made a value, read from its file.
+"""Source names: the statement of the model's code that made a value, read from its file.
 
 Best effort: a file that cannot be found or parsed gives nothing, and names then come from scopes and ops.
 """
@@ -26,7 +26,7 @@ class ModelSources:
 
     @functools.lru_cache(maxsize=4096)  # noqa: B019 - lives as long as one generation
     def statement(self, line: str) -> ast.stmt | None:
-        """The innermost simple statement at a line."""
+        """Return the innermost simple statement at a line."""
         short, _, number = line.rpartition(":")
         path = self.files.get(short)
         if path is None or not number.isdigit():
@@ -62,7 +62,7 @@ _OPERATORS = {
 
 
 def outermost(expr: ast.expr | None, made_by: str, is_module: bool) -> bool:
-    """Whether an expression's outermost operation is the op or module of this name."""
+    """Return whether an expression's outermost operation is the op or module of this name."""
     if isinstance(expr, ast.IfExp):
         return outermost(expr.body, made_by, is_module) or outermost(expr.orelse, made_by, is_module)
     if isinstance(expr, ast.Call):
@@ -90,7 +90,7 @@ def _calls(function: ast.expr, made_by: str, is_module: bool) -> bool:
 
 
 def target_names(statement: ast.stmt | None) -> list[str]:
-    """The names that a statement assigns, as the parts of its value; empty if it does something else."""
+    """Return the names that a statement assigns, as the parts of its value; empty if it does something else."""
     if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
         target = statement.targets[0]
     elif isinstance(statement, (ast.AnnAssign, ast.AugAssign)):

@@ -1,4 +1,4 @@
-"""`generate_stages(graph, partition)`: from a partitioned graph to the source of every stage."""
+"""Stage generator: from a partitioned graph to the source of every stage."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ class StageCode:
 def generate_stages(
     graph: Graph, partition: Partition, shares: Mapping[int, int] | None = None
 ) -> tuple[StageCode, ...]:
-    """The stages of a partitioned graph as Python sources.
+    """Return the stages of a partitioned graph as Python sources.
 
-    `shares`: nodes whose result is weighed by the share of a micro-batch, and the place of each in `stage.shares`.
+    `shares`: nodes whose result is weighed in a micro-batch, and the index of each in `stage.shares`.
     """
     partition.validate(graph)
     reads, namer = stage_reads(graph, partition), Namer(graph)
@@ -57,7 +57,7 @@ def generate_stages(
 
 
 class _Stage:
-    """The making of one stage."""
+    """Builds one stage."""
 
     def __init__(
         self, graph: Graph, namer: Namer, interface: Interface, skeleton: Skeleton, shares: Mapping[int, int]
@@ -67,7 +67,7 @@ class _Stage:
         self.imports = Imports(port.name for port in interface.inputs)
 
     def code(self, steps: list[StageStep], partition: Partition) -> StageCode:
-        """Steps → loops → folded statements → text. A first writing finds what is imported and how long texts are."""
+        """Build the stage: steps → loops → inlined statements → text. A first pass finds imports and text lengths."""
         rolled = roll(self.graph, steps, self.interface, Paths(self.skeleton), self.shares)
         _, lengths = self._lines(_one_statement_per_step(rolled), rolled)
         body, _ = self._lines(self._fold(rolled, lengths), rolled)
@@ -109,7 +109,7 @@ class _Stage:
 
 
 def _one_statement_per_step(rolled: Rolled) -> list[Item]:
-    """Every step as a statement of its own."""
+    """Return every step as a statement of its own."""
     items: list[Item] = []
     for item in rolled.items:
         if isinstance(item, Loop):
@@ -119,11 +119,11 @@ def _one_statement_per_step(rolled: Rolled) -> list[Item]:
 
 
 def _with_return(lines: list[str], results: list[str]) -> list[str]:
-    """The lines and what they return; a value that is set last is returned at once."""
+    """Return the lines with the return statement; a value that is set last is returned directly."""
     while lines and not lines[-1]:
         lines.pop()
     if len(results) == 1 and lines and lines[-1].startswith(f"{results[0]} = "):
         return [*lines[:-1], f"return {lines[-1].partition(' = ')[2]}"]
-    if len(results) == 1 and results[0].startswith("*"):  # all turns of a loop
+    if len(results) == 1 and results[0].startswith("*"):  # all iterations of a loop
         return [*lines, f"return tuple({results[0][1:]})"]
     return [*lines, f"return {', '.join(results) or '()'}"]

@@ -1,11 +1,11 @@
-"""Interfaces: which values enter and leave every stage.
+"""Stage interfaces: which values enter and leave every stage.
 
         call ──input_ids──► stage 0 ──hidden──► stage 1 ──hidden_2──► stage 2 ──► loss
                                └───────────── mask ─────────────────────┘
 
-A value goes from the stage that makes it to every stage that reads it, directly. A stage that only asks for the size
-of a tensor gets the number. Tensors that the model holds are no ports: every stage that reads them holds them. Results
-that are inputs of the call, or tensors that the model holds, are no ports either.
+A value goes directly from the stage that makes it to every stage that reads it. A stage that only needs the size of a
+tensor gets the number. Tensors that the model holds are no ports: every stage that reads them holds them. Results that
+are inputs of the call, or tensors that the model holds, are no ports either.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Port:
 
     name: str  # a Python identifier, unique over the whole model: the keyword of the stage's forward
     value: Ref | Expr  # a tensor of the graph, or a number read from one
-    source: int | None  # the stage that makes it; None: comes with the call
+    source: int | None  # the stage that makes it; None: an argument of the call
     targets: tuple[int, ...]  # the stages that read it
     is_result: bool  # part of the model's output
     meta: TensorMeta | None  # None for numbers
@@ -38,7 +38,7 @@ class Port:
 
 @dataclass(frozen=True)
 class Interface:
-    """What one stage takes and gives: the parameters of its forward, and what that returns (one bare, else a tuple)."""
+    """Inputs and outputs of one stage: the parameters of its forward, and its result (one bare, else a tuple)."""
 
     stage: int
     worker: int
@@ -47,12 +47,12 @@ class Interface:
 
 
 def interfaces(graph: Graph, partition: Partition) -> tuple[Interface, ...]:
-    """The interface of every stage."""
+    """Return the interface of every stage."""
     return interfaces_of(graph, partition, stage_reads(graph, partition), Namer(graph))
 
 
 def interfaces_of(graph: Graph, partition: Partition, reads: list[Reads], namer: Namer) -> tuple[Interface, ...]:
-    """The interfaces, from what every stage reads."""
+    """Return the interfaces, from the reads of every stage."""
     targets: dict[Ref | Expr, set[int]] = {}
     for stage, found in enumerate(reads):
         for value in _entering_values(graph, partition, stage, found):
@@ -77,7 +77,7 @@ def interfaces_of(graph: Graph, partition: Partition, reads: list[Reads], namer:
 
 
 def _entering_values(graph: Graph, partition: Partition, stage: int, reads: Reads) -> Iterator[Ref | Expr]:
-    """The values that a stage reads and does not have."""
+    """Return the values that a stage reads and does not make."""
 
     def foreign(ref: Ref) -> bool:
         node = graph.nodes[ref.node]
@@ -106,7 +106,7 @@ def _ref(value: Ref | Expr) -> Ref:
 
 
 def _in_order(graph: Graph, values: set[Ref | Expr]) -> list[Ref | Expr]:
-    """What comes with the call first, numbers after tensors, alike values of alike layers together."""
+    """Order values: arguments of the call first, numbers after tensors, corresponding values of layers together."""
 
     def alike(value: Ref | Expr) -> tuple[bool, bool, str, str]:
         ref = _ref(value)

@@ -1,14 +1,14 @@
-"""The skeleton: which modules, parameters and buffers every stage holds, under their original names.
+"""Stage modules: which modules, parameters and buffers every stage holds, under their original names.
 
-A module that one stage alone uses is held as it is. A module that several stages use parts of is mirrored in each of
+A module that only one stage uses is held as it is. A module of which several stages use parts is mirrored in each of
 them by an empty one, with those parts under the same names:
 
     model.encoder            stage 0: encoder = nn.Module()         stage 1: encoder = nn.Module()
       .layer.0                          .layer.0 = original
       .layer.1                                                                .layer.1 = original
 
-So `state_dict()` and `named_parameters()` of a stage give the original's names, and all stages together hold all of
-them: what nobody uses goes to the stage that is nearest in the tree.
+So `state_dict()` and `named_parameters()` of a stage have the original names, and all stages together hold all of them:
+an unused module goes to the stage that is nearest in the tree.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ HELD = ("parameter", "buffer", "attribute")
 
 @dataclass
 class Holding:
-    """What a stage has of one module: all of it, or parts."""
+    """The part of one module that a stage holds: all of it, or parts."""
 
     path: str
     module: nn.Module
@@ -40,7 +40,7 @@ class Holding:
     children: dict[str, Holding] = field(default_factory=dict)
 
     def walk(self) -> Iterator[Holding]:
-        """It and everything below, in the model's order."""
+        """Yield it and everything below, in the model's order."""
         yield self
         for child in self.children.values():
             yield from child.walk()
@@ -48,17 +48,17 @@ class Holding:
 
 @dataclass
 class Skeleton:
-    """All that one stage holds."""
+    """Everything that one stage holds."""
 
     root: Holding
-    needs_model: bool = False  # Python of the model itself runs here
+    needs_model: bool = False  # the stage runs Python of the model itself
 
     def parameter_names(self) -> tuple[str, ...]:
-        """The names of its parameters, aliases of tied ones included."""
+        """Return the names of its parameters, aliases of tied ones included."""
         return self._names("parameters")
 
     def buffer_names(self) -> tuple[str, ...]:
-        """The names of its buffers, those that are not saved included."""
+        """Return the names of its buffers, those that are not saved included."""
         return self._names("buffers")
 
     def _names(self, kind: str) -> tuple[str, ...]:
@@ -73,19 +73,19 @@ class Skeleton:
 
 
 def join(path: str, name: str) -> str:
-    """A dotted name."""
+    """Return a dotted name."""
     return f"{path}.{name}" if path else name
 
 
 def split_held(target: str) -> tuple[str, str, str]:
-    """(module, attribute, subscripts) of the target of a tensor that the model holds."""
+    """Return (module, attribute, subscripts) of the target of a tensor that the model holds."""
     head, bracket, rest = target.partition("[")
     module, _, attribute = head.rpartition(".")
     return module, attribute, bracket + rest
 
 
 class Needs:
-    """What the stages need, by module: all of it, or single tensors and attributes."""
+    """The modules that stages need: all of each, or single tensors and attributes."""
 
     def __init__(self) -> None:
         self.whole: dict[str, set[int]] = {}
@@ -93,12 +93,12 @@ class Needs:
         self.users: dict[str, set[int]] = {}  # of a module and all above it
 
     def module(self, path: str, stage: int) -> None:
-        """A stage needs all of a module."""
+        """Record that a stage needs all of a module."""
         self.whole.setdefault(path, set()).add(stage)
         self._mark(path, stage)
 
     def part(self, path: str, name: str, stage: int) -> None:
-        """A stage needs an attribute of a module."""
+        """Record that a stage needs an attribute of a module."""
         self.parts.setdefault((path, name), set()).add(stage)
         self._mark(path, stage)
 
@@ -109,7 +109,7 @@ class Needs:
 
 
 def skeletons(graph: Graph, reads: list[Reads]) -> tuple[Skeleton, ...]:
-    """What every stage holds."""
+    """Return the skeleton of every stage."""
     model = graph.bound_model()
     needs = _needs(graph, reads)
     made = tuple(Skeleton(Holding("", model)) for _ in reads)
@@ -154,13 +154,13 @@ def _node_needs(node: Node, stage: int, needs: Needs) -> None:
 
 
 class _Assigner:
-    """Walks the model and gives every module to stages."""
+    """Walks the model and assigns every module to stages."""
 
     def __init__(self, needs: Needs, names: dict[int, str], roots: list[Holding]) -> None:
         self.needs, self.names, self.roots = needs, names, roots
 
     def assign(self, path: str, module: nn.Module, default: int, covered: bool) -> None:
-        """Give a module and all below; `covered`: some stage already holds all of it."""
+        """Assign a module and all below it; `covered`: some stage already holds all of it."""
         users = self.needs.users.get(path, set()) or self._of_alias(path, module)
         if not users and covered:
             return
@@ -176,13 +176,13 @@ class _Assigner:
             self.assign(join(path, name), child, default, covered)
 
     def _of_alias(self, path: str, module: nn.Module) -> set[int]:
-        """The users of a module that is known by another name too."""
+        """Return the users of a module that has another name too."""
         first = self.names.get(id(module), path)
         found = self.needs.users.get(first, set()) if first != path else set()
         return {min(found)} if found else set()
 
     def _own(self, path: str, module: nn.Module, stages: set[int], default: int, covered: bool) -> None:
-        """Give the tensors and attributes that a spread module itself has."""
+        """Assign the tensors and attributes of a module that is spread over stages."""
         given = {stage: self._get_holding(stage, path) for stage in sorted(stages)}
         registered = {"parameters": module._parameters, "buffers": module._buffers}
         for kind, tensors in registered.items():
@@ -210,5 +210,5 @@ class _Assigner:
 
 
 def _children(module: nn.Module) -> Iterable[tuple[str, nn.Module]]:
-    """Its children, those that occur twice included."""
+    """Return its children, those that occur twice included."""
     return [(name, child) for name, child in module._modules.items() if child is not None]

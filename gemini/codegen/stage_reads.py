@@ -1,7 +1,8 @@
-"""Reading: what the nodes of a stage read, and which guards it checks.
+"""Stage reads: the values that the nodes of a stage read, and the guards that it checks.
 
-A stage reads tensors, and numbers computed from tensors it need not see (`x.shape[0]`). Guards that a call was checked
-for before it was dispatched are left out: those on sizes that the signature fixes, and those that foresight covers.
+A stage reads tensors, and numbers computed from tensors that it need not have (`x.shape[0]`). Guards that are checked
+before a call is dispatched are omitted: those on sizes that the signature fixes, and those that the guards of the call
+cover.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from gemini.partition.assignment import Partition
 
 @dataclass
 class Reads:
-    """What one stage runs, and reads: tensors, and numbers with the place (a node id) where each is first wanted."""
+    """The nodes of one stage, and their reads: tensors, and numbers with the node id where each is first needed."""
 
     nodes: list[int] = field(default_factory=list)
     tensors: dict[Ref, None] = field(default_factory=dict)
@@ -29,7 +30,7 @@ class Reads:
     guards: list[Guard] = field(default_factory=list)
 
     def form(self, form: Any, position: int) -> None:
-        """Add what a form reads."""
+        """Add the reads of a form."""
         for leaf in leaves(form):
             if isinstance(leaf, Ref):
                 self.tensors[leaf] = None
@@ -37,7 +38,7 @@ class Reads:
                 self.expr(leaf.expr, position)
 
     def expr(self, expr: Any, position: int) -> None:
-        """Add what an expression reads."""
+        """Add the reads of an expression."""
         for read in tensor_reads(expr):
             if read.op == "call":
                 self.tensors.update(dict.fromkeys(refs(read.operands[1])))
@@ -47,7 +48,7 @@ class Reads:
 
 
 def stage_reads(graph: Graph, partition: Partition) -> list[Reads]:
-    """What every stage reads."""
+    """Return the reads of every stage."""
     found = [Reads() for _ in partition.stages]
     guards = runtime_guards(graph)
     needed = _needed_nodes(graph, guards)
@@ -65,7 +66,7 @@ def stage_reads(graph: Graph, partition: Partition) -> list[Reads]:
 
 
 def _needed_nodes(graph: Graph, guards: list[Guard]) -> set[int]:
-    """The nodes that have to run: not those that only served a guard which is checked beforehand."""
+    """Return the nodes that have to run: not those that only serve a guard which is checked beforehand."""
     wanted = {ref.node for ref in refs(graph.result)}
     wanted |= {ref.node for guard in guards for ref in expr_refs(guard.expr)}
     found = set()
@@ -77,7 +78,7 @@ def _needed_nodes(graph: Graph, guards: list[Guard]) -> set[int]:
 
 
 def _is_pure(node: Node) -> bool:
-    """Whether a node does nothing but make tensors."""
+    """Return whether a node only makes tensors."""
     if node.target == RETURN_WRITE:
         return True
     if node.kind != "op" or node.mutates or node.random or not node.outputs:
@@ -86,7 +87,7 @@ def _is_pure(node: Node) -> bool:
 
 
 def _checking_stage(partition: Partition, guard: Guard, found: list[Reads]) -> int:
-    """The stage that checks a guard: the last one that makes something it reads, else the first that reads it too."""
+    """Return the stage that checks a guard: the last that makes one of its values, else the first that reads one."""
     read = {ref for part in tensor_reads(guard.expr) for ref in refs_of_read(part)}
     made = [partition.stage_of[ref.node] for ref in read if ref.node in partition.stage_of]
     if made:
@@ -96,13 +97,13 @@ def _checking_stage(partition: Partition, guard: Guard, found: list[Reads]) -> i
 
 # ── guards ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 def runtime_guards(graph: Graph) -> list[Guard]:
-    """The guards that must be checked during a run."""
+    """Return the guards that must be checked during a run."""
     foreseen = {id(guard) for guard in early_guards(graph).guards}
     return [guard for guard in graph.guards if id(guard) not in foreseen and (guard.data or _varies(graph, guard))]
 
 
 def _varies(graph: Graph, guard: Guard) -> bool:
-    """Whether a guard on sizes may come out differently for another number of samples."""
+    """Return whether a guard on sizes may have another outcome for another number of samples."""
     if graph.validity is not None and not graph.validity.batch:
         return False  # the signature fixes all sizes
     return any(_depends_on_batch(graph, read) for read in tensor_reads(guard.expr))

@@ -1,8 +1,8 @@
-"""What generated stages need beyond plain torch, kept as little as it can be.
+"""Stage runtime: the functions that generated stages need beyond plain torch.
 
-`expect` and `check_output` watch what captured Python relied on; `sequence`, `mapping`, `record` and `closure` build values
-that have no literal; `inner_results` collects what inner modules return; `Extra` keeps the extra state of a module that
-is spread over several stages.
+`expect` and `check_output` check the assumptions of captured Python; `sequence`, `mapping`, `record` and `closure`
+build values that have no literal; `inner_results` collects results of inner modules; `Extra` keeps the extra state of a
+module that is spread over several stages.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from gemini.ir.pytree import Literal, MappingForm, SequenceForm
 
 
 def expect(value: Any, expected: Any, what: str) -> None:
-    """Raise GuardBroken unless the model's Python would go the captured way."""
+    """Raise GuardBroken unless the model's Python would take the captured branch."""
     if value != expected:
         raise GuardBroken(f"{what} is {expected!r} in the generated stage, now {value!r}")
 
 
 def check_output(function: Callable[..., Any], structure: str) -> Callable[..., Any]:
-    """The function, with what it returns (and does to containers it is given) held to the captured structure."""
+    """Wrap a function to check that its result, and containers among its arguments, have the captured structure."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         held = structure_of((args, kwargs))
@@ -46,12 +46,12 @@ def check_output(function: Callable[..., Any], structure: str) -> Callable[..., 
 
 
 def sequence(cls: type, *parts: Any) -> Any:
-    """A list or tuple of a class of its own."""
+    """Return a list or tuple of a subclass."""
     return decode(SequenceForm(cls, tuple(Literal(part) for part in parts)), lambda form: form)
 
 
 def mapping(cls: type, items: dict[Any, Any], **state: Any) -> Any:
-    """A dictionary of a class of its own, with its attributes."""
+    """Return a dictionary of a subclass, with its attributes."""
     pairs = tuple((key, Literal(part)) for key, part in items.items())
     return decode(
         MappingForm(cls, pairs, tuple((key, Literal(part)) for key, part in state.items())), lambda form: form
@@ -59,12 +59,12 @@ def mapping(cls: type, items: dict[Any, Any], **state: Any) -> Any:
 
 
 def record(cls: type, **state: Any) -> Any:
-    """An object of a Python class with these attributes."""
+    """Return an object of a Python class with these attributes."""
     return fill(object.__new__(cls), **state)
 
 
 def fill(made: Any, **state: Any) -> Any:
-    """Set attributes as they are, whatever the class does on setting."""
+    """Set attributes directly, without the class's `__setattr__`."""
     for key, value in state.items():
         object.__setattr__(made, key, value)
     return made
@@ -73,13 +73,13 @@ def fill(made: Any, **state: Any) -> Any:
 def closure(
     outer: tuple[str, str], indices: tuple[int, ...], name: str, cells: list[Any], defaults: tuple[Any, ...] = ()
 ) -> types.FunctionType:
-    """A function defined inside an importable one, with the values it closes over."""
+    """Return a function defined inside an importable one, with the values it closes over."""
     return rebuild_closure(ClosureForm(Symbol(*outer), indices, name, (), ()), cells, defaults)
 
 
 @contextmanager
 def inner_results(modules: dict[str, nn.Module]) -> Iterator[dict[str, list[Any]]]:
-    """Collect what these modules return, call by call, while a block that holds them runs."""
+    """Collect the results of these modules, call by call, while a block that contains them runs."""
     collected: dict[str, list[Any]] = {name: [] for name in modules}
     handles = [
         module.register_forward_hook(lambda _, __, output, name=name: collected[name].append(output))
@@ -93,16 +93,16 @@ def inner_results(modules: dict[str, nn.Module]) -> Iterator[dict[str, list[Any]
 
 
 class Extra(nn.Module):  # type: ignore[misc]
-    """Stands for a module of which this stage holds parts, and saves its extra state for it."""
+    """Stands for a module of which this stage holds parts, and saves its extra state."""
 
     def __init__(self, original: nn.Module) -> None:
         super().__init__()
         self.__dict__["original"] = original  # not a child: its parameters are held by name
 
     def get_extra_state(self) -> Any:
-        """As the original saves it."""
+        """Return the extra state of the original."""
         return self.original.get_extra_state()
 
     def set_extra_state(self, state: Any) -> None:
-        """As the original loads it."""
+        """Load the extra state into the original."""
         self.original.set_extra_state(state)

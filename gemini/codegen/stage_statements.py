@@ -1,6 +1,6 @@
-"""The program of a stage: statements and loops, each with the variables it reads and sets.
+"""Stage statements: statements and loops of a stage, each with the variables it reads and sets.
 
-A statement is one step, with the steps whose only use it is folded into it. A loop is a layer that is repeated.
+A statement is one step, with the steps inlined into it. A loop is a repeated layer.
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ from gemini.codegen.stage_modules import join
 from gemini.codegen.stage_steps import StageStep
 from gemini.ir.pytree import Path, Ref
 
-ANYWHERE = -1  # the index of no layer in particular
+ANYWHERE = -1  # the index of no particular layer
 
 
 @dataclass(eq=False)
 class Variable:
-    """A local variable: what it would best be called, what it is called, and when its contents are needed."""
+    """A local variable: its preferred name, its name, and when its contents are needed."""
 
     wanted: str
     fixed: bool = False  # a parameter of forward, whose name is known
     number: bool = False  # holds no tensor
     name: str = ""
     spans: list[list[int]] = field(default_factory=list)  # [set, last read] for every time it is set
-    merged: Variable | None = None  # it is one with another
+    merged: Variable | None = None  # the variable it was merged into
 
     @property
     def root(self) -> Variable:
-        """The variable that it is one with."""
+        """The variable that it was merged into."""
         return self if self.merged is None else self.merged.root
 
     @property
@@ -52,27 +52,27 @@ class StageStatement:
 
 @dataclass(frozen=True)
 class Carried:
-    """A value that goes from one turn of a loop to the next."""
+    """A value carried from one iteration of a loop to the next."""
 
-    inside: Ref  # how the body reads it
-    start: Ref  # what it is on the first turn
-    made: Ref  # what the body makes for the next turn
+    inside: Ref  # its reference in the body
+    start: Ref  # its value in the first iteration
+    made: Ref  # the value for the next iteration
 
 
 @dataclass(frozen=True)
 class Collected:
-    """A value of every turn that is needed after the loop."""
+    """A value of every iteration that is needed after the loop."""
 
     made: Ref
-    turns: tuple[Ref, ...]  # how code after the loop refers to it
+    turns: tuple[Ref, ...]  # references in code after the loop
 
 
 @dataclass(eq=False)
 class Loop:
-    """Alike layers: `prefix.first`, `prefix.first + 1` …, `width` of them a turn; or a module called repeatedly."""
+    """Equal layers: `prefix.first`, `prefix.first + 1` …, `width` per iteration; or a module called repeatedly."""
 
     prefix: str
-    indices: tuple[int, ...]  # of the first layer of each turn; ANYWHERE where every turn is of the same modules
+    indices: tuple[int, ...]  # of the first layer of each iteration; ANYWHERE: every iteration has the same modules
     template: int  # the index whose steps are the body
     steps: list[StageStep]
     width: int = 1
@@ -94,17 +94,17 @@ Item = StageStatement | Loop
 
 @dataclass(eq=False)
 class Target:
-    """What becomes of a node's result."""
+    """The variables that receive a node's result."""
 
     whole: Variable | None = None  # the result, or the part of it at `path`
     path: Path = ()
-    pattern: list[object] | None = None  # variables to unpack it into, nested; None for parts nobody reads
-    sides: list[tuple[Variable, Ref]] = field(default_factory=list)  # results that come otherwise
+    pattern: list[object] | None = None  # variables to unpack it into, nested; None for unread parts
+    sides: list[tuple[Variable, Ref]] = field(default_factory=list)  # results by side effect
     hoisted: list[tuple[int, int, Variable]] = field(default_factory=list)  # (args or kwargs, label, variable)
 
 
 def statements(items: list[Item]) -> Iterator[StageStatement]:
-    """All statements, those inside loops included."""
+    """Yield all statements, those inside loops included."""
     for item in items:
         if isinstance(item, Loop):
             yield from item.body

@@ -1,4 +1,4 @@
-"""Steps: what a stage does, in order: run a node, check a guard, read a number for another stage."""
+"""Stage steps: the work of a stage in order: run a node, check a guard, read a number for another stage."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class StageStep:
     node: Node | None = None
     guard: Guard | None = None
     port: Port | None = None
-    number: Expr | None = None  # what is read for the port
+    number: Expr | None = None  # the number of the port
 
     @property
     def forms(self) -> tuple[Any, ...]:
@@ -34,19 +34,19 @@ class StageStep:
         return () if self.number is None else (Number(self.number),)
 
     def tensors(self) -> Iterator[Ref]:
-        """The tensors it reads as such, every occurrence, in the order in which they are evaluated."""
+        """Yield the tensors it reads as such, every occurrence, in the order of evaluation."""
         for form in self.forms:
             yield from (leaf for leaf in leaves(form) if isinstance(leaf, Ref))
 
     def reads(self) -> Iterator[Expr]:
-        """What it reads from tensors as numbers."""
+        """Yield the numbers it reads from tensors."""
         for form in self.forms:
             for leaf in leaves(form):
                 if isinstance(leaf, Number):
                     yield from tensor_reads(leaf.expr)
 
     def with_refs(self, change: Callable[[Any], Any]) -> StageStep:
-        """The step with other references."""
+        """Return the step with its references replaced by `change`."""
         if self.node is not None:
             args, kwargs = rewrite_refs(self.node.args, change), rewrite_refs(self.node.kwargs, change)
             return StageStep(replace(self.node, args=args, kwargs=kwargs))
@@ -56,7 +56,7 @@ class StageStep:
 
 
 def stage_steps(graph: Graph, reads: list[Reads], interface: Interface) -> list[StageStep]:
-    """The steps of a stage, in the order of capture."""
+    """Return the steps of a stage, in the order of capture."""
     events: list[tuple[int, int, StageStep]] = []
     stage = interface.stage
     events += [(index, 2, StageStep(graph.nodes[index])) for index in reads[stage].nodes]
@@ -69,6 +69,6 @@ def stage_steps(graph: Graph, reads: list[Reads], interface: Interface) -> list[
 
 
 def read_refs(step: StageStep) -> Iterator[Ref]:
-    """All tensors that a step reads, as such or as numbers."""
+    """Yield all tensors that a step reads, as such or as numbers."""
     for form in step.forms:
         yield from refs(form)

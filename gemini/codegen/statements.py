@@ -1,4 +1,4 @@
-"""Statements: what one step is in Python."""
+"""Statements: the Python text of one step."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Statements:
         shares: MappingType[int, int] | None = None,
     ) -> None:
         self.graph, self.bindings, self.imports, self.paths = graph, bindings, imports, paths
-        self.shares = shares or {}  # nodes whose result is weighed: places in `self.shares` of the stage
+        self.shares = shares or {}  # weighed nodes → indices into `self.shares` of the stage
         self.inner = "inner"
         self.inlined: dict[Ref, Text] = {}
         self.lengths: dict[int, int] = {}  # of every node's text, folded ones excluded
@@ -46,7 +46,7 @@ class Statements:
 
     # ── reading ────────────────────────────────────────────────────────────────────────────────────────────────
     def value(self, ref: Ref) -> Text:
-        """The text of a tensor."""
+        """Return the text of a tensor."""
         if ref in self.inlined:
             return self.inlined.pop(ref)
         if ref in self.bindings.turns:
@@ -61,19 +61,19 @@ class Statements:
         return self._argument(node, ref)
 
     def _argument(self, node: Node, ref: Ref) -> Text:
-        """A tensor that hangs on an argument of a node, where that is an object of the model."""
+        """Return a tensor that is an attribute of an argument, where that is an object of the model."""
         which, step, *rest = ref.path
         form: Any = (node.args, node.kwargs)[which[1]]
         part = form.items[step[1]] if step[0] == "i" else dict(form.items)[step[1]]
         return follow_text(self.write.form(part), tuple(rest))
 
     def number(self, expr: Expr) -> Text | None:
-        """The text of a number that was read already."""
+        """Return the text of a number that was read already."""
         variable = self.bindings.numbers.get(expr)
         return None if variable is None else Text(variable.name)
 
     def results(self, values: list[Ref | Expr]) -> list[str]:
-        """The texts of what a stage returns; a list that is returned from end to end is `*items`."""
+        """Return the texts of a stage's results; a list that is returned entirely is `*items`."""
         found: list[str] = []
         at = 0
         while at < len(values):
@@ -91,7 +91,7 @@ class Statements:
 
     # ── writing ────────────────────────────────────────────────────────────────────────────────────────────────
     def lines(self, statement: StageStatement) -> list[str]:
-        """The lines of a statement, without indentation (relative indentation inside)."""
+        """Return the lines of a statement, without indentation (relative indentation inside)."""
         lines: list[str] = []
         self.write.prepared = {}
         for step in statement.steps:
@@ -105,7 +105,7 @@ class Statements:
         return [*(f"{name} = {text}" for text, name in self.write.prepared.items()), *lines]
 
     def _single_path(self, node: Node) -> Any:
-        """The path of the one value of an inlined node that is read."""
+        """Return the path of the single value of an inlined node that is read."""
         return self.bindings.targets[node.id].path
 
     def _main(self, step: StageStep) -> list[str]:
@@ -162,7 +162,7 @@ class Statements:
         return follow_text(Text(f"{self.inner}[{string(name)}][{call}]"), tuple(rest))
 
     def _hoist(self, node: Node) -> list[str]:
-        """Containers that get a variable of their own; one that holds itself is made first and filled then."""
+        """Write containers that get a variable; one that contains itself is made first and then filled."""
         self.write.where = f"node {node.name} ({node.line})" if node.line else f"node {node.name}"
         self.write.labels = {}, {}
         lines = []
@@ -200,13 +200,13 @@ class Statements:
         return text
 
     def _call_text(self, node: Node) -> Text:
-        """The expression that runs a node."""
+        """Return the expression that runs a node."""
         args, kwargs = self._arguments(node)
         watched = needs_output_check(self.graph, node)
         if node.kind == "op" and not watched:
             return self.write.call_op(node.target, args, kwargs)
         function = self._function(node)
-        if self.shares and uses_host_rng(self.graph, node):  # whoever reads it gets what the whole batch drew
+        if self.shares and uses_host_rng(self.graph, node):  # its readers get the whole batch's random numbers
             function = f"{self.imports.name('gemini.random_numbers.host_rng', 'preserve_host_rng')}({function})"
         if watched:
             function = f"{self.imports.support('check_output')}({function}, {string(node.out_spec)})"

@@ -1,6 +1,6 @@
-"""Naming: what the values of a graph are called.
+"""Value names: what the values of a graph are called.
 
-First choice is the variable that the model's own code gave the value to; else the module or op that made it.
+First choice is the variable that the model's code assigned the value to, else the module or op that made it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Namer:
         self._known: dict[tuple[int, Path], str] = {}
 
     def of(self, ref: Ref) -> str:
-        """What a value would best be called."""
+        """Return the preferred name of a value."""
         key = ref.node, ref.path
         if key not in self._known:
             node = self.graph.nodes[ref.node]
@@ -51,17 +51,17 @@ class Namer:
         return self._known[key]
 
     def only(self, ref: Ref) -> str:
-        """What a value would best be called that is all that anybody reads of a result."""
+        """Return the preferred name of a value that is the only part of a result which is read."""
         name = self.of(ref)
         parts = "_".join(str(step) for _, step in ref.path)
         return name.removesuffix(f"_{parts}") if parts and all(kind == "i" for kind, _ in ref.path) else name
 
     def statement(self, node: Node) -> ast.stmt | None:
-        """The statement of the model's code that a node is part of."""
+        """Return the statement of the model's code that a node is part of."""
         return self.sources.statement(node.line) if node.line else None
 
     def assigned_name(self, node: Node, path: Path) -> str:
-        """The variable that the model's code assigned a value to; '' if it did not, or cannot be read."""
+        """Return the variable that the model's code assigned a value to; '' if there is none, or no source."""
         statement = self.statement(node)
         names = target_names(statement)
         value = getattr(statement, "value", None)
@@ -92,7 +92,7 @@ class Namer:
         return "_".join([snake(stem), *parts])
 
     def _is_returned(self, node: Node) -> bool:
-        """Whether the model's code returns a value at once."""
+        """Return whether the model's code returns a value directly."""
         value = getattr(self.statement(node), "value", None)
         return outermost(value, _made_by(node), node.kind in MODULES)
 
@@ -117,38 +117,38 @@ def _constant(expr: ast.expr) -> object:
 
 
 def module_word(path: str) -> str:
-    """A word for a module: the last part of its name that is not a number."""
+    """Return a word for a module: the last part of its name that is not a number."""
     parts = path.split(".")
     name = next((part for part in reversed(parts) if not part.isdigit()), "value")
     return singular(name) if parts[-1].isdigit() else name
 
 
 def scope_word(path: str) -> str:
-    """A variable name for a module: `layer` for `layers.3`, `attention_self` for `attention.self`."""
+    """Return a variable name for a module: `layer` for `layers.3`, `attention_self` for `attention.self`."""
     word = module_word(path)
     outer = path.rpartition(".")[0]
     return identifier(snake(f"{module_word(outer)}_{word}" if word in RESERVED and outer else word))
 
 
 def singular(name: str) -> str:
-    """The name of one of many."""
+    """Return the singular of a name."""
     return name[:-1] if len(name) > 3 and name.endswith("s") and not name.endswith("ss") else name
 
 
 def snake(text: str) -> str:
-    """`CamelCase` as `camel_case`."""
+    """Return `CamelCase` as `camel_case`."""
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", text).lower()
 
 
 def identifier(text: str) -> str:
-    """The text as a Python identifier that hides nothing."""
+    """Return the text as a Python identifier that hides nothing."""
     name = re.sub(r"\W+", "_", text).strip("_") or "value"
     name = f"value_{name}" if name[0].isdigit() else name
     return f"{name}_" if name in RESERVED else name
 
 
 def unique(name: str, taken: set[str]) -> str:
-    """The name, numbered if it is taken."""
+    """Return the name, numbered if it is taken."""
     if name not in taken:
         return name
     count = 2

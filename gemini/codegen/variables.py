@@ -1,4 +1,4 @@
-"""Binding: which variables hold the values of a stage, and how each value is read from them."""
+"""Variables: which variables hold the values of a stage, and how each value is read from them."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ _FEW = 3
 
 
 class Bindings:
-    """`places[value]` is the variable that holds a value and the way from there; `targets[node]` what a node sets."""
+    """`places[value]` is the variable that holds a value and the path from there; `targets[node]` what a node sets."""
 
     def __init__(
         self, graph: Graph, namer: Namer, inputs: Iterable[Port], outputs: list[Ref | Expr], items: list[Item]
     ) -> None:
         self.graph, self.namer = graph, namer
         self.places: dict[Ref, tuple[Variable, Path]] = {}
-        self.numbers: dict[Expr, Variable] = {}  # that another stage read
-        self.leaving: dict[Expr, Variable] = {}  # that are read for other stages
+        self.numbers: dict[Expr, Variable] = {}  # numbers read by another stage
+        self.leaving: dict[Expr, Variable] = {}  # numbers read for other stages
         self.targets: dict[int, Target] = {}
-        self.lists: dict[int, Variable] = {}  # of collected values, by identity of the collection
+        self.lists: dict[int, Variable] = {}  # lists of collected values, by id of the collection
         self.turns: dict[Ref, tuple[Variable, int]] = {}
         self.lists_from: dict[Ref | Expr, tuple[Ref, ...]] = {}  # all values of a list, by its first
         for port in inputs:
@@ -61,7 +61,7 @@ class Bindings:
                 self.lists_from[collected.turns[0]] = collected.turns
 
     def _find_used(self, items: list[Item]) -> dict[int, list[Ref]]:
-        """The values that somebody reads, by node."""
+        """Return the values that are read, by node."""
         found: dict[Ref, None] = {}
         for statement in statements(items):
             for step in statement.steps:
@@ -106,7 +106,7 @@ class Bindings:
             self._unpack(node, target, returned)
 
     def _single(self, node: Node, target: Target, ref: Ref) -> None:
-        """One value is read: `x = f()`, `x, _ = f()` or `x = f()[0]`."""
+        """Bind one value that is read: `x = f()`, `x, _ = f()` or `x = f()[0]`."""
         variable = Variable(self.namer.only(ref))
         self.places[ref] = variable, ()
         shape = parse_shape(node.out_spec)
@@ -116,7 +116,7 @@ class Bindings:
             target.whole, target.path = variable, ref.path
 
     def _same(self, node: Node) -> Variable | None:
-        """The variable whose tensor an op changes and returns, if that is a plain one."""
+        """Return the variable whose tensor an op changes and returns, if that is a plain one."""
         args = getattr(node.args, "items", ())
         if node.kind != "op" or not returns_first(node.target) or not args or not isinstance(args[0], Ref):
             return None
@@ -134,7 +134,7 @@ class Bindings:
             self.places[ref] = target.whole, ref.path
 
     def _pattern(self, node: Node, shape: Any, path: Path, wanted: set[Path]) -> Any:
-        """The variables to unpack a result into; None for what nobody reads."""
+        """Return the variables to unpack a result into; None for unread parts."""
         if path in wanted:
             ref = Ref(node.id, "ret", path)
             self.places[ref] = Variable(self.namer.of(ref)), ()
@@ -171,11 +171,11 @@ class Bindings:
         return identifier(str(keys.get(id(container), container.cls.__name__.lower())))
 
     def list_of(self, collected: Collected) -> Variable:
-        """The variable of a collection."""
+        """Return the variable of a collection."""
         return self.lists[id(collected)]
 
     def variables_read(self, step: StageStep) -> Iterator[Variable]:
-        """The variables that a step reads."""
+        """Return the variables that a step reads."""
         for ref in read_refs(step):
             yield from self.variables_of(ref)
         for expr in step.reads():
@@ -183,7 +183,7 @@ class Bindings:
                 yield self.numbers[expr]
 
     def variables_of(self, value: Ref | Expr) -> Iterator[Variable]:
-        """The variables behind a value."""
+        """Return the variables behind a value."""
         if isinstance(value, Expr):
             yield self.leaving[value]
         elif value in self.turns:
@@ -192,7 +192,7 @@ class Bindings:
             yield self.places[value][0]
 
     def set_by(self, step: StageStep) -> Iterator[Variable]:
-        """The variables that a step sets."""
+        """Return the variables that a step sets."""
         if step.port is not None and isinstance(step.port.value, Expr):
             yield self.leaving[step.port.value]
         target = self.targets.get(step.node.id) if step.node is not None else None
@@ -204,7 +204,7 @@ class Bindings:
 
 
 def flat(pattern: Any) -> Iterator[Variable]:
-    """The variables of a pattern."""
+    """Yield the variables of a pattern."""
     if isinstance(pattern, Variable):
         yield pattern
     for part in pattern if isinstance(pattern, list) else ():
@@ -212,7 +212,7 @@ def flat(pattern: Any) -> Iterator[Variable]:
 
 
 def containers(form: Any) -> Iterator[Any]:
-    """The containers in a form, inner ones first."""
+    """Yield the containers in a form, inner ones first."""
     if isinstance(form, SequenceForm):
         for part in form.items:
             yield from containers(part)
@@ -224,7 +224,7 @@ def containers(form: Any) -> Iterator[Any]:
 
 
 def follow_form(form: Any, step: tuple[str, Any]) -> Any:
-    """The part of a form that a step leads to."""
+    """Return the part of a form that a step leads to."""
     return form.items[step[1]] if isinstance(form, SequenceForm) else dict(form.items)[step[1]]
 
 

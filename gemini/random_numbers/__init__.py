@@ -1,1 +1,1 @@
-"""Randomness of a step in micro-batches: the numbers that one device would have drawn for the whole batch."""
+"""Random numbers of a step in micro-batches: those that one device would draw for the whole batch."""

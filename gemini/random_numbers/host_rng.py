@@ -1,8 +1,8 @@
-"""Foreign draws: functions of a model that draw from Python's or NumPy's generator, as masks of SpecAugment do.
+"""Host random numbers: functions of a model that draw from Python's or NumPy's generator, as masks of SpecAugment do.
 
-They are run when the call is made, for the whole batch and in their order, as one device would run them: from then on
-these generators are where they would be after the call, whatever the program does with them next. What the functions
-gave is kept with the call. Workers get the part of their samples, and never draw themselves.
+They run when the call is made, for the whole batch and in order, as on one device, so these generators have the right
+state for whatever the script does next. The call stores their results; workers receive the part of their samples, and
+never draw themselves.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gemini.snapshot.rng_snapshot import HostGenerators
 
 
 class HostRandomResults:
-    """What the functions of a model that draw so gave one call. Made when the call is made."""
+    """The results of a model's functions that draw from host generators, for one call; made with the call."""
 
     def __init__(self, graph: Graph, model: nn.Module, bound: dict[str, Any]) -> None:
         self.results: dict[int, Any] = {}
@@ -34,7 +34,7 @@ class HostRandomResults:
                     known = Precomputed(graph, bound, Tape(0, []), model, self.results)
                     self.results[node.id] = known.run(node.id)
             if not torch.equal(own, torch.get_rng_state()):
-                raise SplittingError("a function of the model draws from two generators")
+                raise SplittingError("a function of the model draws from torch's generator as well as a host generator")
         except BaseException:
             self._before.restore()
             torch.set_rng_state(own)
@@ -42,7 +42,7 @@ class HostRandomResults:
 
     @contextmanager
     def states_of_call(self) -> Iterator[None]:
-        """With the generators as they were before the call; afterwards, as they are now."""
+        """Restore the generators to their states before the call, and afterwards to the current ones."""
         now = HostGenerators()
         self._before.restore()
         try:

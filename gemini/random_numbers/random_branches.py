@@ -1,12 +1,12 @@
-"""Branches on random numbers: which way a step will go, found before it runs.
+"""Branches on random numbers: which branch a step will take, found before it runs.
 
     for layer in self.layers:
-        if torch.rand(()) < 0.1:      the outcome follows from the state of the generator, and from
-            continue                  everything that is drawn before: masks of dropouts, say
+        if torch.rand(()) < 0.1:      the outcome follows from the generator state and from all random
+            continue                  numbers before it, such as dropout masks
         x = layer(x)
 
-A graph is one way through such code. The draws of the whole batch are made on the side, in their order, up to the last
-one that decides something; then the generator is put back.
+A graph is one path through such code. The random numbers of the whole batch are drawn in order up to the last one that
+decides a branch; then the generator is restored.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from gemini.random_numbers.rng_recorder import RandomOp, RandomOpPattern
 
 
 class NodeDraw(NamedTuple):
-    """A draw of a node: how it grows with the batch, and what was called."""
+    """A random op of a node: how it grows with the batch, and the call."""
 
     pattern: RandomOpPattern
     draw: RandomOp
@@ -46,7 +46,7 @@ def _nodes_read_by(graph: Graph, guard: Guard) -> set[int]:
 
 
 class UnpredictableBranch(Exception):
-    """A branch whose outcome only a run can tell."""
+    """A branch whose outcome only the run itself determines."""
 
 
 class RandomBranches:
@@ -65,7 +65,7 @@ class RandomBranches:
         self._advance: dict[tuple[int, int, int], bool] = {}
 
     def first_changed(self, model: nn.Module, bound: dict[str, Any], samples: int) -> Guard | None:
-        """The first branch that a call, run now, takes another way; None: it goes the way of the graph."""
+        """Return the first branch that a call, run now, would take otherwise; None if it follows the graph."""
         execution = Execution(self.graph, model, bound)
         try:
             with torch.random.fork_rng(devices=[]), torch.no_grad(), RegionSwitch() as regions:
@@ -86,7 +86,7 @@ class RandomBranches:
         return None
 
     def _pass(self, node: int, samples: int) -> None:
-        """Leave the generator as the draws of a node would."""
+        """Advance the generator as the random ops of a node would."""
         for number, (pattern, draw) in enumerate(self.made[node]):
             key = (node, number, samples)
             if key not in self._advance:
@@ -95,7 +95,7 @@ class RandomBranches:
 
 
 def _advances_equally(pattern: RandomOpPattern, draw: RandomOp, samples: int) -> bool:
-    """Whether any number of zeros and ones takes the generator equally far, as with some libraries."""
+    """Return whether any number of Bernoulli samples advances the generator equally, as some libraries do."""
     if draw.function is not aten.bernoulli_.float or pattern.dim is None:
         return False
     states = []

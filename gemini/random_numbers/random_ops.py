@@ -1,8 +1,8 @@
-"""Fills: the ops of torch that draw random numbers, and how to draw for the whole batch and take a part.
+"""Random ops: the ops and functions of torch that draw random numbers, and how to draw for the whole batch and slice.
 
-Most draws fill a tensor whose contents do not matter (`bernoulli_(0.9)` in a dropout). They are drawn for a tensor of
-the whole batch, in the same order of memory, and a micro-batch gets its slice. Draws that depend on contents
-(`multinomial`, `bernoulli` of probabilities) cannot be made before all micro-batches are there: they are refused.
+Most random ops fill a tensor whose contents do not matter (`bernoulli_(0.9)` in a dropout). They run on a tensor of the
+whole batch, in the same memory order, and a micro-batch gets its slice. Ops that depend on contents (`multinomial`,
+`bernoulli` of probabilities) cannot run before all micro-batches are available: they are refused.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 
 aten = torch.ops.aten
 
-# In place: the tensor is filled, whatever it held; the other arguments are numbers.
+# In place: the tensor is overwritten; the other arguments are numbers.
 IN_PLACE = {
     aten.bernoulli_.float,
     aten.uniform_.default,
@@ -26,7 +26,7 @@ IN_PLACE = {
     aten.log_normal_.default,
     aten.geometric_.default,
 }
-# Like another tensor, whose contents do not matter.
+# Shaped like another tensor, whose contents do not matter.
 LIKE = {
     aten.rand_like.default,
     aten.randn_like.default,
@@ -34,7 +34,7 @@ LIKE = {
     aten.randint_like.low_dtype,
     aten.bernoulli.p,
 }
-# New: where among the arguments the size is.
+# New tensors: the position of the size among the arguments.
 NEW = {
     aten.rand.default: 0,
     aten.randn.default: 0,
@@ -83,27 +83,27 @@ def may_draw(name: str) -> bool:
 
 
 def is_fill(function: Any) -> bool:
-    """Whether an op only fills a tensor with random numbers."""
+    """Return whether an op only fills a tensor with random numbers."""
     return function in IN_PLACE or function in LIKE or function in NEW or function in DROPOUT
 
 
 def shape_of(function: Any, args: tuple[Any, ...]) -> tuple[int, ...]:
-    """The shape of what an op draws."""
+    """Return the shape of the random numbers of an op."""
     return tuple(args[NEW[function]]) if function in NEW else tuple(args[0].shape)
 
 
 def memory_order(function: Any, args: tuple[Any, ...]) -> tuple[int, ...] | None:
-    """The dimensions in the order of memory; None where memory has gaps or overlaps."""
+    """Return the dimensions in memory order; None where memory has gaps or overlaps."""
     if function in NEW:
         return tuple(range(len(args[NEW[function]])))
-    # What is made like a tensor with gaps has none: its dimensions keep their order.
+    # A tensor made like one with gaps has none: its dimensions keep their order.
     tensor = torch.empty_like(args[0]) if function in LIKE or function in DROPOUT else args[0]
     order = tuple(sorted(range(tensor.dim()), key=lambda dim: (-tensor.stride(dim), dim)))
     return order if tensor.permute(order).is_contiguous() else None
 
 
 def empty_in_order(shape: tuple[int, ...], order: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
-    """An empty tensor of a shape whose dimensions lie in memory in an order."""
+    """Return an empty tensor of a shape with a memory order of its dimensions."""
     memory = like.new_empty([shape[dim] for dim in order])
     return memory.permute([order.index(dim) for dim in range(len(shape))])
 
@@ -111,7 +111,7 @@ def empty_in_order(shape: tuple[int, ...], order: tuple[int, ...], like: torch.T
 def draw_whole(
     function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], shape: tuple[int, ...], order: tuple[int, ...]
 ) -> torch.Tensor:
-    """What the op draws for a tensor of another shape."""
+    """Return the random numbers of an op for a tensor of another shape."""
     if function in NEW:
         at = NEW[function]
         found: torch.Tensor = function(*args[:at], list(shape), *args[at + 1 :], **kwargs)
@@ -125,7 +125,7 @@ def draw_whole(
 
 
 def return_part(function: Any, args: tuple[Any, ...], part: torch.Tensor) -> Any:
-    """Return a drawn part as the op would have."""
+    """Return a slice of the random numbers as the op would have returned it."""
     if function in IN_PLACE:
         return args[0].copy_(part)
     if function in DROPOUT:

@@ -1,7 +1,7 @@
-"""Doors: the functions of torch through which nearly all code draws.
+"""RNG patches: the functions of torch that nearly all code draws random numbers through, wrapped while a stage runs.
 
-To see every op of a stage costs time; to see those inside a dropout costs next to none. A stage all of whose draws came
-through doors when it was recorded needs to be watched there only. Doors are in place while a stage runs.
+Watching every op of a stage is slow, watching those inside a dropout costs almost nothing. A stage whose random ops all
+ran inside patched functions when it was recorded is watched there only.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Watch = Callable[[], AbstractContextManager[Any]]
 
 
 class _Watching(threading.local):
-    by: Watch | None = None
+    watch: Watch | None = None
 
 
 _watching = _Watching()
@@ -27,15 +27,15 @@ _watching = _Watching()
 def _patch(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
-        watch = _watching.by
+        watch = _watching.watch
         if watch is None:
             return original(*args, **kwargs)
-        _watching.by = None  # doors behind this one are seen already
+        _watching.watch = None  # nested patched functions are watched already
         try:
             with watch():
                 return original(*args, **kwargs)
         finally:
-            _watching.by = watch
+            _watching.watch = watch
 
     return call
 
@@ -46,8 +46,8 @@ _patches = [_patch(original) for original in _originals]
 
 @contextmanager
 def watch_random_functions(watch: Watch) -> Iterator[None]:
-    """Run what this thread sends through a door inside `watch()`."""
-    before, _watching.by = _watching.by, watch
+    """Run the patched functions that this thread calls inside `watch()`."""
+    before, _watching.watch = _watching.watch, watch
     for (owner, name), door in zip(PATCHED, _patches, strict=True):
         setattr(owner, name, door)
     try:
@@ -55,4 +55,4 @@ def watch_random_functions(watch: Watch) -> Iterator[None]:
     finally:
         for (owner, name), original in zip(PATCHED, _originals, strict=True):
             setattr(owner, name, original)
-        _watching.by = before
+        _watching.watch = before

@@ -1,7 +1,7 @@
-"""Recording: which random numbers a piece of code draws, and how their number grows with the batch.
+"""RNG recorder: which random ops a piece of code runs, and how their shapes grow with the batch.
 
-The code runs twice, on batches of different sizes. Draws of both runs are matched one by one; the dimension that has
-grown is the one that counts samples:
+The code runs twice, on batches of different sizes. The random ops of both runs are matched one by one; the dimension
+that grows counts samples:
 
     3 samples   bernoulli_ (3, 16, 8)   rand (1,)   bernoulli_ (8, 3, 64)
     2 samples   bernoulli_ (2, 16, 8)   rand (1,)   bernoulli_ (8, 2, 64)
@@ -24,23 +24,23 @@ from gemini.random_numbers.rng_patches import watch_random_functions
 
 @dataclass(frozen=True)
 class RandomOp:
-    """One op that drew."""
+    """One op that drew random numbers."""
 
     name: str
     shape: tuple[int, ...]
-    order: tuple[int, ...] | None  # dimensions as they lie in memory; None: with gaps
-    is_patched: bool = False  # inside one of the functions that are watched anyway
+    order: tuple[int, ...] | None  # dimensions in memory order; None: with gaps
+    is_patched: bool = False  # inside a patched function
     function: Any = field(default=None, compare=False)
-    args: tuple[Any, ...] = field(default=(), compare=False)  # empty tensors in the place of its tensors
+    args: tuple[Any, ...] = field(default=(), compare=False)  # with empty tensors in place of its tensors
     kwargs: tuple[tuple[str, Any], ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True)
 class RandomOpPattern:
-    """How to draw for the whole batch: `factor` entries a sample in dimension `dim`, or the same for all samples."""
+    """How to draw for the whole batch: `factor` entries per sample in dimension `dim`, or the same for all samples."""
 
     name: str
-    shape: tuple[int, ...]  # without the batch: its dimension is 0
+    shape: tuple[int, ...]  # with 0 in the batch dimension
     order: tuple[int, ...]
     dim: int | None
     factor: int = 0
@@ -48,18 +48,18 @@ class RandomOpPattern:
     is_patched: bool = False
 
     def of(self, samples: int) -> tuple[int, ...]:
-        """The shape for a number of samples."""
+        """Return the shape for a number of samples."""
         if self.dim is None:
             return self.shape
         return (*self.shape[: self.dim], samples * self.factor, *self.shape[self.dim + 1 :])
 
 
 class RandomOpRecorder(TorchDispatchMode):  # type: ignore[misc]
-    """Notes every draw made inside."""
+    """Records every random op that runs inside."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """No: to skip it, torch would load its compiler."""
+        """Return False: to skip the mode, torch would load its compiler."""
         return False
 
     def __init__(self) -> None:
@@ -77,12 +77,12 @@ class RandomOpRecorder(TorchDispatchMode):  # type: ignore[misc]
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """Note the draws made inside."""
+        """Record the random ops that run inside."""
         with watch_random_functions(self._patched_call), self:
             yield
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an op; look at the generator where it may have drawn."""
+        """Run an op; compare the generator state where it may have drawn."""
         if not is_random_op(func):
             return func(*args, **(kwargs or {}))
         if is_fill(func):
@@ -94,16 +94,16 @@ class RandomOpRecorder(TorchDispatchMode):  # type: ignore[misc]
         before = torch.get_rng_state()
         found = func(*args, **(kwargs or {}))
         if not torch.equal(before, torch.get_rng_state()):
-            raise UnsliceableRandomOp(f"{func} draws random numbers that depend on contents")
+            raise UnsliceableRandomOp(f"{func} draws random numbers that depend on contents of its arguments")
         return found
 
 
 def match_patterns(
     first: Sequence[RandomOp], samples: int, second: Sequence[RandomOp], fewer: int
 ) -> list[RandomOpPattern]:
-    """How draws grow, from those of two runs on different numbers of samples; raises UnsliceableRandomOp."""
+    """Return how random ops grow, from two runs on different numbers of samples; raises UnsliceableRandomOp."""
     if len(first) != len(second):
-        raise UnsliceableRandomOp(f"{len(first)} draws for {samples} samples, {len(second)} for {fewer}")
+        raise UnsliceableRandomOp(f"{len(first)} random ops for {samples} samples, {len(second)} for {fewer}")
     return [_pattern(one, samples, other, fewer) for one, other in zip(first, second, strict=True)]
 
 

@@ -1,10 +1,9 @@
-"""The states of torch's generators as bytes: they travel with every call, so random numbers are the program's own.
+"""Generator states as bytes, sent with every call so that workers draw the script's random numbers.
 
-The state of the CPU's generator comes first and has always the same size; that of the device, if any, follows.
+The state of the CPU generator comes first and has a fixed size; that of the device, if any, follows.
 
-Every call asks for the state, and mostly it is what it was. So one look at the memory of the generator comes first; to
-be given the state costs ten times as much. Where the memory is not as in the versions of torch that we know, it is
-asked for.
+Every call needs the state, and mostly it has not changed. So the memory of the generator is compared first; asking
+torch for the state costs ten times as much. Where the memory layout is not that of a known version, torch is asked.
 """
 
 from __future__ import annotations
@@ -16,11 +15,11 @@ from typing import Protocol
 import torch
 
 _WORDS = 624  # of a Mersenne Twister
-_BEFORE = 20  # bytes of seed, place and flags that stand before the words
-_BEHIND = 28  # bytes behind them: the second halves of pairs of normal numbers
-_HEAD = 24  # bytes before the words in a state, where each takes eight
-_REACH = 256  # bytes in which the words begin
-_library = ctypes.PyDLL(None)  # holds the interpreter's lock: nobody else draws meanwhile
+_BEFORE = 20  # bytes of seed, position and flags before the words
+_BEHIND = 28  # bytes after them: the cached second normal numbers
+_HEAD = 24  # bytes before the words in a state, where each word takes eight
+_REACH = 256  # bytes within which the words begin
+_library = ctypes.PyDLL(None)  # keeps the interpreter lock: no other thread draws meanwhile
 _compare = _library.memcmp
 _compare.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t]
 
@@ -40,7 +39,7 @@ class DeviceGenerators(Protocol):
 
 
 class CpuGenerator:
-    """A generator of the CPU, and its state as last seen."""
+    """A generator of the CPU, and its last observed state."""
 
     def __init__(self, generator: torch.Generator) -> None:
         self.generator = generator
@@ -49,7 +48,7 @@ class CpuGenerator:
         self._seen, self._state = b"", b""
 
     def state(self) -> bytes:
-        """Its state now; the same object as long as it is the same."""
+        """Return its current state; the same object as long as it is unchanged."""
         if self._seen and not _compare(self.address, self._seen, self.size):
             return self._state
         before = self._look()
@@ -66,7 +65,7 @@ class CpuGenerator:
         return ctypes.string_at(found.data_ptr(), found.numel())
 
     def _find(self) -> int:
-        """Where its memory begins; 0 where that is not as we know it."""
+        """Return the address of its memory; 0 where the layout is unknown."""
         start = int(getattr(self.generator, "_cdata", 0))
         words = self._ask()[_HEAD : _HEAD + 8 * _WORDS]
         if not start or len(words) != 8 * _WORDS:
@@ -77,7 +76,7 @@ class CpuGenerator:
 
 
 def _is_known() -> bool:
-    """Whether all that a draw changes is seen: the second of a pair of normal numbers is given without a step."""
+    """Return whether the compared memory shows every change, cached second normal numbers included."""
     trial = torch.Generator()
     trial.manual_seed(0)
     looked = CpuGenerator(trial)
@@ -99,13 +98,13 @@ if not _is_known():
 
 
 def get_state(device: DeviceGenerators | None = None, at: torch.device | None = None) -> bytes:
-    """The states in this process: the CPU's, and that of a device or of another one of its kind, `at`."""
+    """Return the states of this process: the CPU's, and that of a device or of another one of its kind, `at`."""
     state = _CPU.state()
     return state if device is None else state + device.get_generator(at or device.where)
 
 
 def set_state(state: bytes, device: DeviceGenerators | None = None, at: torch.device | None = None) -> None:
-    """Put the generators of this process in a state."""
+    """Restore the generators of this process."""
     now = _CPU.state()
     size = len(now)
     if state[:size] != now:
@@ -114,6 +113,6 @@ def set_state(state: bytes, device: DeviceGenerators | None = None, at: torch.de
         device.set_generator(at or device.where, state[size:])
 
 
-@functools.lru_cache(maxsize=4)  # call after call is made in one state, where nothing is drawn
+@functools.lru_cache(maxsize=4)  # consecutive calls that draw nothing have the same state
 def _tensor(state: bytes) -> torch.Tensor:
     return torch.frombuffer(bytearray(state), dtype=torch.uint8)

@@ -1,14 +1,14 @@
-"""Slicing: a stage run by micro-batches draws what it would draw for the whole batch at once.
+"""Sliced random numbers: a stage run by micro-batches draws the random numbers of the whole batch at once.
 
-The first micro-batch that comes draws for all; the numbers are kept until the last has had its part. So masks equal
-those of one device, and the generator ends where its would:
+The first micro-batch draws for all; the numbers are stored until the last one has its part. So masks equal those of one
+device, and the generator ends in the same state:
 
     whole batch      bernoulli_ (8, 16)  ──►  ▓░▓▓░▓░▓ │ ▓▓░▓▓▓░░ │ …
     micro-batches                             first       second
 
-A checkpoint runs a part of the stage again in backward, with the generator in the state in which that part began. So
-while a micro-batch runs, the generator is in a state that tells where it is, a *mark*: whoever finds it in that state
-later, and draws, gets the same numbers again.
+A checkpoint reruns a part of the stage in backward, with the generator in the state in which that part began. So while
+a micro-batch runs, the generator is in a state that encodes the position, a *mark*: a random op that finds that state
+again returns the same numbers again.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ from gemini.random_numbers.random_ops import IN_PLACE, aten, draw_whole, is_fill
 from gemini.random_numbers.rng_patches import watch_random_functions
 from gemini.random_numbers.rng_recorder import RandomOpPattern
 
-_marks = itertools.count(0x6765_6D69_0000_0000)  # seeds that nobody else takes
+_marks = itertools.count(0x6765_6D69_0000_0000)  # seeds that no script uses
 _generator = torch.default_generator
 
 
 class RandomOpsDiffer(Exception):
-    """A stage does not draw as it did when it was recorded."""
+    """A stage does not run the random ops that were recorded."""
 
 
 class SlicedRandomOps:
-    """The draws of one stage in one step."""
+    """The random numbers of one stage in one step."""
 
     def __init__(self, patterns: Sequence[RandomOpPattern], samples: int) -> None:
         self.patterns, self.samples = patterns, samples
         self._whole: list[torch.Tensor] = []
-        self._next: torch.Tensor | None = None  # the state of the generator for the next draw of the whole batch
-        self._places: dict[int, tuple[tuple[int, int], int]] = {}  # by mark: samples, and number of the draw
+        self._next: torch.Tensor | None = None  # the generator state for the next random op of the whole batch
+        self._places: dict[int, tuple[tuple[int, int], int]] = {}  # mark → samples, number of the random op
 
     @contextmanager
     def micro_batch(self, start: int, length: int) -> Iterator[None]:
-        """Inside runs the stage for samples from `start` on; the generator is left after all draws so far."""
-        if not self.patterns or length == self.samples:  # all of the batch: it draws as it comes
+        """Run the stage inside for samples from `start` on; leave the generator after all random ops so far."""
+        if not self.patterns or length == self.samples:  # the whole batch: no slicing
             yield
             return
         if self._next is None:
@@ -59,19 +59,19 @@ class SlicedRandomOps:
             last = self._places.get(_generator.initial_seed(), ((0, 0), -1))[1]
             _generator.set_state(self._next)
         if last != len(self.patterns):
-            raise RandomOpsDiffer(f"{last} draws, {len(self.patterns)} were expected")
+            raise RandomOpsDiffer(f"{last} random ops, {len(self.patterns)} were expected")
 
     @contextmanager
     def recompute(self) -> Iterator[None]:
-        """Inside runs the backward of the stage: checkpoints draw again what they drew."""
+        """Run the backward of the stage inside: checkpoints repeat their random numbers."""
         if not self.patterns:
             yield
             return
         before = _generator.get_state()
-        if not self._places:  # it drew as it came, and a checkpoint does again by itself
+        if not self._places:  # not sliced: a checkpoint restores the state itself
             yield
             if not torch.equal(before, _generator.get_state()):
-                raise RandomOpsDiffer("random numbers in backward, where nothing was drawn in forward")
+                raise RandomOpsDiffer("random ops in backward, and none in forward")
             return
         try:
             with self._watch(_SlicingMode(self)):
@@ -83,41 +83,41 @@ class SlicedRandomOps:
         return watch_random_functions(lambda: mode) if all(pattern.is_patched for pattern in self.patterns) else mode
 
     def mark(self, where: tuple[int, int], at: int) -> int:
-        """Have the generator say that draw number `at` for some samples is the next."""
+        """Encode in the generator that random op number `at` for some samples is the next."""
         seed = next(_marks)
         self._places[seed] = where, at
         _generator.manual_seed(seed)
         return seed
 
     def draw(self, function: Any, args: Any, kwargs: Any) -> Any:
-        """The part of the draw that is the next, as the generator says."""
+        """Return the part of the next random op, as the generator encodes it."""
         place = self._places.get(_generator.initial_seed())
         if place is None:
-            raise RandomOpsDiffer(f"{function} where nothing was drawn in forward")
+            raise RandomOpsDiffer(f"{function} in backward, and no random op in forward")
         where, at = place
         found = self.take(at, where, function, args, kwargs)
         self.mark(where, at + 1)
         return found
 
     def take(self, at: int, where: tuple[int, int], function: Any, args: Any, kwargs: Any) -> Any:
-        """What draw number `at` gives for some samples: the first of them, and how many."""
+        """Return the part of random op number `at` for some samples: (start, length)."""
         start, length = where
         if at >= len(self.patterns):
-            raise RandomOpsDiffer(f"more than the {len(self.patterns)} draws that were expected: {function}")
+            raise RandomOpsDiffer(f"more than the {len(self.patterns)} expected random ops: {function}")
         pattern = self.patterns[at]
         if str(function) != pattern.name or shape_of(function, args) != pattern.of(length):
             raise RandomOpsDiffer(
-                f"draw {at} is {function} {shape_of(function, args)}, expected {pattern.name} {pattern.of(length)}"
+                f"random op {at} is {function} {shape_of(function, args)}, expected {pattern.name} {pattern.of(length)}"
             )
         if at == len(self._whole):
             assert self._next is not None
             _generator.set_state(self._next)
             drawn = draw_whole(function, args, kwargs, pattern.of(self.samples), pattern.order)
-            # Only zeros and ones: a byte is enough.
+            # zeros and ones only: a byte is enough
             self._whole.append(drawn.to(torch.bool) if function is aten.bernoulli_.float else drawn)
             self._next = _generator.get_state()
         elif at > len(self._whole):
-            raise RandomOpsDiffer(f"draw {at} comes before draw {len(self._whole)}")
+            raise RandomOpsDiffer(f"random op {at} runs before random op {len(self._whole)}")
         part = self._whole[at]
         if pattern.dim is not None:
             part = part.narrow(pattern.dim, start * pattern.factor, length * pattern.factor)
@@ -125,11 +125,11 @@ class SlicedRandomOps:
 
 
 class _SlicingMode(TorchDispatchMode):  # type: ignore[misc]
-    """Hands out slices while a stage runs, forward or again."""
+    """Returns slices while a stage runs, forward or recomputation."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """No: to skip it, torch would load its compiler."""
+        """Return False: to skip the mode, torch would load its compiler."""
         return False
 
     def __init__(self, source: SlicedRandomOps) -> None:
@@ -137,7 +137,7 @@ class _SlicingMode(TorchDispatchMode):  # type: ignore[misc]
         self.source = source
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an op; a draw gets its part."""
+        """Run an op; a random op returns its slice."""
         kwargs = kwargs or {}
         if not is_random_op(func) or not is_fill(func):
             return func(*args, **kwargs)

@@ -1,1 +1,1 @@
-"""The step: what a program asks for between a call of its model and `backward()`, as data."""
+"""Step: one training step as data: the programs of the workers, and weight gradients computed apart."""

@@ -1,12 +1,12 @@
-"""The store: weight gradients that are computed later than input gradients.
+"""Delayed weight gradients: computed later than input gradients.
 
     I    grad of input  = g · W         at once: an earlier stage waits for it
-    W    grad of weight += gᵀ · x       when nobody waits; straight into the memory of the sum
+    W    grad of weight += gᵀ · x       when no stage waits; directly into the summed gradient
 
-Linear, convolution and embedding become autograd functions that return the gradient of their input and leave
-(g, x) here. It is for parameters of the model themselves: a weight that is computed (weight norm, parametrizations), a
-region of autocast, transforms of functorch and everything else have ordinary autograd, in the input-gradient action.
-A gradient that the model itself asks for in its forward is computed at once, too.
+Linear, convolution and embedding become autograd functions that return the gradient of their input and store (g, x)
+here. This applies to parameters themselves: computed weights (weight norm, parametrizations), autocast, functorch
+transforms and everything else use ordinary autograd in the input-gradient action. A gradient that the model computes in
+its own forward is computed at once as well.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ DelayedGrad = Callable[[GradientSums], None]
 
 
 class WeightGradStore:
-    """Of one process. `active`: ops of a stage are to use it; `queue`: a backward action collects."""
+    """The store of one process. `active`: ops of a stage use it; `queue`: a backward action collects into it."""
 
     def __init__(self) -> None:
         self.active = False
-        self.parameters: set[int] = set()  # identities of the parameters of stages
+        self.parameters: set[int] = set()  # ids of the parameters of stages
         self.queue: deque[DelayedGrad] | None = None
 
     def set_parameters(self, parameters: Iterable[torch.Tensor]) -> None:
-        """The parameters whose gradients may be left here; the caller keeps them alive."""
+        """Set the parameters whose gradients may be delayed; the caller keeps them alive."""
         self.parameters = {id(parameter) for parameter in parameters}
 
     @contextmanager
     def activate(self) -> Iterator[None]:
-        """Inside, ops of stages use the store."""
+        """Let ops of stages use the store inside."""
         before, self.active = self.active, True
         try:
             yield
@@ -52,7 +52,7 @@ class WeightGradStore:
 
     @contextmanager
     def collect_into(self, queue: deque[DelayedGrad]) -> Iterator[None]:
-        """Inside runs the backward of a stage, whose weight gradients go to `queue`."""
+        """Run the backward of a stage inside; its weight gradients go to `queue`."""
         before, self.queue = self.queue, queue
         try:
             with self.activate():
@@ -61,7 +61,7 @@ class WeightGradStore:
             self.queue = before
 
     def accepts(self, given: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> bool:
-        """Whether an op on these is to leave its weight gradient here."""
+        """Return whether an op on these tensors delays its weight gradient."""
         return (
             self.active
             and id(weight) in self.parameters
@@ -76,30 +76,30 @@ class WeightGradStore:
         )
 
     def is_collecting(self) -> bool:
-        """Whether a weight gradient can be left: in a backward of ours, which is not itself differentiated."""
+        """Return whether a weight gradient can be delayed: in a backward action that is not itself differentiated."""
         return self.queue is not None and not torch.is_grad_enabled()
 
     def delay(self, later: DelayedGrad) -> None:
-        """Leave a weight gradient for later."""
+        """Add a delayed weight gradient."""
         if self.queue is None:
             raise RuntimeError("no backward collects weight gradients")
         self.queue.append(later)
 
 
 class ImmediateQueue(deque[DelayedGrad]):
-    """A queue where nobody waits for the input gradient: what is left is computed, and so nothing is kept for it."""
+    """A queue that computes at once, where no stage waits for the input gradient, so nothing is retained."""
 
     def __init__(self, gradients: GradientSums) -> None:
         super().__init__()
         self._gradients = gradients
 
     def append(self, later: DelayedGrad, /) -> None:
-        """Compute it."""
+        """Compute the gradient."""
         later(self._gradients)
 
 
 def run_delayed(queue: deque[DelayedGrad], gradients: GradientSums) -> None:
-    """Compute what was left; each thing is released as soon as it is done."""
+    """Compute the delayed gradients; each entry is released as soon as it is done."""
     with torch.no_grad():
         while queue:
             queue.popleft()(gradients)
@@ -109,5 +109,5 @@ STORE = WeightGradStore()
 
 
 def as_rows(given: torch.Tensor) -> Any:
-    """A tensor as a matrix of rows."""
+    """Return a tensor as a matrix of rows."""
     return given if given.dim() == 2 else given.reshape(-1, given.shape[-1])

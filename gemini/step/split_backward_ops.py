@@ -1,4 +1,4 @@
-"""Linear, convolution and embedding with the store: their functions in `torch.nn.functional` are replaced once."""
+"""Split backward: linear, convolution and embedding that delay weight gradients, installed once per process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _convolutions: dict[int, Callable[..., torch.Tensor]] = {1: F.conv1d, 2: F.conv2
 
 
 def install() -> None:
-    """Let `torch.nn.functional` use the store while it is active; once a process."""
+    """Install the replacements, which use the store while it is active; once per process."""
     if F.linear is linear:
         return
     F.linear, F.embedding = linear, embedding
@@ -27,7 +27,7 @@ def install() -> None:
 
 # ── linear ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """As in torch.nn.functional."""
+    """Apply a linear layer, as `torch.nn.functional.linear`."""
     if STORE.active and STORE.accepts(input, weight, bias) and input.dtype is weight.dtype:
         made: Tensor = _Linear.apply(input, weight, bias)
         return made
@@ -38,9 +38,9 @@ class _Linear(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def forward(ctx: Any, given: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(given)
-        ctx.weight, ctx.bias = weight, bias  # themselves: a checkpoint would give copies back
+        ctx.weight, ctx.bias = weight, bias  # not saved tensors: a checkpoint would return copies
         made = _linear(given, weight, bias)
-        # Autograd does not let views that a custom function returns be written to; this one is nobody else's.
+        # Autograd forbids in-place writes to views that a custom function returns; no other tensor shares this one.
         return torch.ops.aten._unsafe_view(made, made.shape) if made._is_view() else made
 
     @staticmethod
@@ -49,7 +49,7 @@ class _Linear(torch.autograd.Function):  # type: ignore[misc]
         back = gradient.matmul(weight) if ctx.needs_input_grad[0] else None
         bias = ctx.bias if ctx.needs_input_grad[2] else None
         if STORE.is_collecting():
-            # Without its place in the graph, which would keep the stage's inputs and their gradients until then.
+            # Detached: the graph would retain the stage's inputs and their gradients until then.
             STORE.delay(functools.partial(_add_linear, weight, bias, gradient, given.detach()))
             return back, None, None
         rows = as_rows(gradient)
@@ -142,7 +142,7 @@ def embedding(  # noqa: PLR0917
     input: Tensor, weight: Tensor, padding_idx: int | None = None, max_norm: float | None = None,
     norm_type: float = 2.0, scale_grad_by_freq: bool = False, sparse: bool = False,
 ) -> Tensor:  # fmt: skip
-    """As in torch.nn.functional."""
+    """Look up embeddings, as `torch.nn.functional.embedding`."""
     usual = max_norm is None and not scale_grad_by_freq and not sparse
     inside = padding_idx is None or -weight.shape[0] <= padding_idx < weight.shape[0]
     if STORE.active and usual and inside and STORE.accepts(input, weight):

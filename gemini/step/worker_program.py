@@ -1,11 +1,11 @@
-"""The program of a step: what every worker does, one action after the other, before anything is sent to anybody.
+"""Step program: the actions of every worker, in order, before anything is sent.
 
     worker 0    0F0 0F1 0B0 0F2 0B1 0B2          F forward of a stage on a micro-batch
     worker 1    1F0 1B0 1F1 1B1 1F2 1B2          B backward; I and W its two halves, input and weight gradients
 
-Where a stage runs follows from the orders: usually always on one worker. A plan with replicas (Chimera) has the same
-stage on several workers, each for some of the micro-batches. Weights live once, in memory that all workers share, so
-replicas are the same weights without any exchange, and their gradients are summed.
+The orders determine where a stage runs: usually on one worker. A plan with replicas (Chimera) has the same stage on
+several workers, each for some of the micro-batches. Weights exist once, in memory that all workers share, so replicas
+need no exchange, and their gradients are summed.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ if TYPE_CHECKING:
     from gemini.ir.graph import Graph
     from gemini.schedule.schedplan import SchedPlan
 
-GRADIENTS = (BACKWARD, INPUT_GRADIENT)  # what gives gradients to earlier stages
+GRADIENTS = (BACKWARD, INPUT_GRADIENT)  # actions that send gradients to earlier stages
 _KINDS = (FORWARD, BACKWARD, INPUT_GRADIENT, WEIGHT_GRADIENT)
-_MOST = 12  # faults that are listed
+_MOST = 12  # faults listed at most
 
 Orders = tuple[tuple[Action, ...], ...]
 
 
 @dataclass(frozen=True)
 class Loss:
-    """What is done with outputs of the model in the middle of the step, and which value is differentiated.
+    """The ops on the model's outputs inside the step, and the value that is differentiated.
 
-    `ports` names the values that are outputs of stages; `operands` those that come with the step. Others are results
-    of `ops`. Values in `keep` stay where the ops ran, to be fetched. `sizes` are as in `Splitting`: numbers in ops that
-    count samples, of which a micro-batch has fewer.
+    `ports` maps values to outputs of stages; `operands` are sent with the step; other values are results of `ops`.
+    Values in `keep` stay on the worker, to be fetched. `sizes` are those of `Splitting`: numbers in ops that count
+    samples, of which a micro-batch has fewer.
     """
 
     ops: tuple[Op, ...]
@@ -51,13 +51,13 @@ class Loss:
     sizes: dict[int, dict[tuple[int, ...], int]] = field(default_factory=dict)
 
     def signature(self) -> Hashable:
-        """Equal for losses that workers run in the same way."""
+        """Return a key that is equal for losses which workers run in the same way."""
         ops = tuple(op.kind for op in self.ops)
         sizes = tuple((at, tuple(found.items())) for at, found in self.sizes.items())
         return ops, tuple(self.ports.items()), self.operands, self.root, self.keep, sizes
 
     def ops_for(self, samples: int) -> tuple[Op, ...]:
-        """The ops as a micro-batch of so many samples runs them."""
+        """Return the ops for a micro-batch of so many samples."""
         if not self.sizes:
             return self.ops
         splitting = Splitting(sizes=self.sizes)
@@ -82,10 +82,10 @@ class StepProgram:
     recompute: frozenset[int] = frozenset()
     rng_patterns: tuple[Any, ...] = field(default=(), compare=False)  # of each stage: patterns of its random numbers
     called: frozenset[str] | None = field(default=None, compare=False)  # modules that stages call; None: maybe all
-    # Of each stage: the buffers that every micro-batch finds as they were before the step, by place among its own.
+    # Per stage: positions of the buffers that every micro-batch finds as they were before the step.
     once: tuple[tuple[int, ...], ...] = ()
-    detached: frozenset[int] = frozenset()  # stages in which nothing has a gradient, whatever is trained
-    tail: Tail | None = None  # what sees all micro-batches at once; its stage is the last, and in no order
+    detached: frozenset[int] = frozenset()  # stages in which no value has a gradient
+    tail: Tail | None = None  # runs once on all micro-batches; its stage is the last, and in no order
 
     def __post_init__(self) -> None:
         faults = list(_faults(self))
@@ -96,22 +96,22 @@ class StepProgram:
 
     @property
     def nstages(self) -> int:
-        """How many stages the orders are about: all but that of the tail."""
+        """The number of stages in the orders: all but the tail's."""
         return len(self.interfaces) - (self.tail is not None and self.tail.stage is not None)
 
     @cached_property
     def tail_worker(self) -> int:
-        """Who runs the tail: the worker of the last stage."""
+        """The worker that runs the tail: that of the last stage."""
         return self.where[self.nstages - 1, 0]
 
     @property
     def nworkers(self) -> int:
-        """How many workers the plan has."""
+        """The number of workers of the plan."""
         return len(self.orders)
 
     @cached_property
     def micro_batches(self) -> int:
-        """How many micro-batches a step has."""
+        """The number of micro-batches of a step."""
         return 1 + max((action.mid for row in self.orders for action in row), default=-1)
 
     @cached_property
@@ -121,7 +121,7 @@ class StepProgram:
 
     @cached_property
     def frozen(self) -> frozenset[int]:
-        """Stages without a backward in a plan that has some: nothing in them, or before them only, is trained."""
+        """Stages without a backward in a program that has some: neither they nor earlier stages train."""
         trained = {action.stage for row in self.orders for action in row if action.btype in GRADIENTS}
         return frozenset(range(self.nstages)) - trained if self.is_training else frozenset()
 
@@ -139,25 +139,27 @@ class StepProgram:
         return found
 
     def stages_of(self, worker: int) -> list[int]:
-        """The stages that a worker runs."""
+        """Return the stages that a worker runs."""
         found = {action.stage for action in self.orders[worker]}
         if self.tail is not None and self.tail.stage is not None and worker == self.tail_worker:
             found.add(self.tail.stage)
         return sorted(found)
 
     def random_stages(self) -> list[int]:
-        """The stages that draw random numbers, in the order in which one device would."""
+        """Return the stages that draw random numbers, in the order in which one device would."""
         return [stage for stage, patterns in enumerate(self.rng_patterns) if patterns]
 
     def with_backward(self, stage: int) -> StepProgram:
-        """The same order with a backward of a stage, where it has none: when its worker is through with forwards of a
-        micro-batch, for the loss may read what they make."""
+        """Return the program with a backward of a stage that has none.
+
+        It follows the last forward of a micro-batch on its worker, because the loss may read the results.
+        """
         if any(action.stage == stage and action.btype in GRADIENTS for row in self.orders for action in row):
             return self
         return replace(self, orders=tuple(tuple(_with_backward(row, stage)) for row in self.orders))
 
     def forward_only(self) -> StepProgram:
-        """The same order without backward actions: evaluation."""
+        """Return the program without backward actions: evaluation."""
         rows = tuple(tuple(action for action in row if action.btype == FORWARD) for row in self.orders)
         return replace(self, orders=rows, recompute=frozenset())
 
@@ -192,9 +194,9 @@ def program_of(
     rng_patterns: tuple[Any, ...] = (),
     tail: Tail | None = None,
 ) -> StepProgram:
-    """The program for a model in stages by a plan, or by the actions of each worker.
+    """Return the program for a model in stages by a plan, or by the actions of each worker.
 
-    `memory` limits what a plan may hold on each worker; a plan that was made for a limit keeps to that one.
+    `memory` limits the memory of a plan on each worker; a plan made for a limit keeps that one.
     """
     made = make_program(
         piped.interfaces, plan, memory=memory, recompute=recompute, rng_patterns=rng_patterns, tail=tail
@@ -211,7 +213,7 @@ def make_program(
     rng_patterns: tuple[Any, ...] = (),
     tail: Tail | None = None,
 ) -> StepProgram:
-    """The program for stages with these interfaces."""
+    """Return the program for stages with these interfaces."""
     orders, count = _orders(plan, memory), len(interfaces) - (tail is not None and tail.stage is not None)
     return StepProgram(
         tuple(interfaces), _unfold_replicas(orders, count), frozenset(recompute), rng_patterns, tail=tail
@@ -228,15 +230,15 @@ def _orders(plan: SchedPlan | Sequence[Iterable[Action | str]], memory: Any) -> 
     if together:
         raise InvalidPlanError(
             f"{together[0]} is on devices {list(plan.device(together[0]))} at once\n"
-            "    → the run time has one device a stage: give a plan without tensor parallel blocks"
+            "    → the runtime has one device per stage: use a plan without tensor-parallel blocks"
         )
     return tuple(tuple(block.action for block in plan.device_blocks(dev)) for dev in range(plan.ndevs))
 
 
 def _unfold_replicas(orders: Orders, nstages: int) -> Orders:
-    """Replicas of the whole model become the model itself on other micro-batches.
+    """Map replicas of the whole model to the model itself on other micro-batches.
 
-    A plan with k times the stages has k replicas; its micro-batch m is k of ours, one through each.
+    A plan with k times the stages has k replicas; its micro-batch m is k micro-batches of the program, one per replica.
     """
     found = 1 + max((action.stage for row in orders for action in row), default=-1)
     if not nstages or found % nstages or found == nstages:
@@ -247,7 +249,7 @@ def _unfold_replicas(orders: Orders, nstages: int) -> Orders:
     )
 
 
-# ── what may be wrong ──────────────────────────────────────────────────────────────────────────────────────────────
+# ── faults ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 def _faults(program: StepProgram) -> Iterator[Fault]:
     actions = [(worker, action) for worker, row in enumerate(program.orders) for action in row]
     if not actions:
@@ -261,12 +263,12 @@ def _faults(program: StepProgram) -> Iterator[Fault]:
         )
         return
     for stage in sorted(program.recompute - set(range(program.nstages))):
-        yield Fault(f"stage {stage!r} is to be recomputed", f"stages are 0 to {program.nstages - 1}")
+        yield Fault(f"stage {stage!r} is marked for recomputation", f"stages are 0 to {program.nstages - 1}")
     if program.rng_patterns and len(program.rng_patterns) != len(program.interfaces):
         yield Fault(f"random numbers of {len(program.rng_patterns)} stages", f"the model has {len(program.interfaces)}")
     unknown = sorted({str(action) for _, action in actions if action.btype not in _KINDS})
     if unknown:
-        yield Fault(f"{', '.join(unknown[:5])} is no forward or backward", "use F, B, I and W actions only")
+        yield Fault(f"{', '.join(unknown[:5])} is neither forward nor backward", "use F, B, I and W actions only")
         return
     yield from _action_faults(program, actions)
     if program.tail is not None:
@@ -274,21 +276,21 @@ def _faults(program: StepProgram) -> Iterator[Fault]:
 
 
 def _tail_faults(program: StepProgram) -> Iterator[Fault]:
-    """What has a tail goes forward with all micro-batches first, each stage on one worker."""
+    """Yield faults of a program with a tail: all forwards come first, and each stage is on one worker."""
     for worker, row in enumerate(program.orders):
         first = next((at for at, action in enumerate(row) if action.btype != FORWARD), len(row))
         late = next((action for action in row[first:] if action.btype == FORWARD), None)
         if late is not None:
             yield Fault(
-                f"{late} comes after {row[first]} on worker {worker}, which waits for it: the loss is of all samples",
+                f"{late} comes after {row[first]} on worker {worker}, which waits for it: the loss needs all samples",
                 "put all forwards first",
             )
-    homes: dict[int, set[int]] = {}
+    workers: dict[int, set[int]] = {}
     for (stage, _), worker in program.where.items():
-        homes.setdefault(stage, set()).add(worker)
-    several = sorted(stage for stage, found in homes.items() if len(found) > 1)
+        workers.setdefault(stage, set()).add(worker)
+    several = sorted(stage for stage, found in workers.items() if len(found) > 1)
     if several:
-        yield Fault(f"stages {several} are on several workers, and the loss is of all samples", "put each on one")
+        yield Fault(f"stages {several} are on several workers, and the loss needs all samples", "put each on one")
 
 
 def _action_faults(program: StepProgram, actions: list[tuple[int, Action]]) -> Iterator[Fault]:

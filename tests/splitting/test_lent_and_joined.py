@@ -124,5 +124,5 @@ def test_entries_by_cells_of_their_sample(name):
 def test_entries_by_cells_of_others(name):
     step = Step(make(Cells(ELSEWHERE[name])), (batch(T, D), cells()), own)
     if not step.reason:
-        with pytest.raises(SplittingError, match="among those of another"):
+        with pytest.raises(SplittingError, match="rows of another"):
             split_equals(step, SIZES[1:3])

@@ -248,7 +248,7 @@ def test_numbers_of_samples_are_looked_at_in_every_step():
     assert step.splitting.numbers
     (number,) = step.splitting.numbers
     step.tape.operands[number] = torch.arange(N).flip(0)
-    with pytest.raises(SplittingError, match="does not number the samples"):
+    with pytest.raises(SplittingError, match="does not hold the sample indices"):
         step.split([3, 4])
 
 

@@ -147,7 +147,7 @@ def test_batches_of_the_size_of_something_else(samples):
 def test_captured_on_one_sample_and_run_on_more():
     one = Step(make(Body(WAYS["last of each"])), (batch(T, D)[:1],), own)
     assert one.reason == ""
-    assert str(one.forms.kind(one.graph.outputs()[0])).startswith("Mean")
+    assert str(one.forms.kind(one.graph.outputs()[0])).startswith("WeightedPartial")
 
 
 @pytest.mark.parametrize("itself", [False, True])

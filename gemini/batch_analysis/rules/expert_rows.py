@@ -1,4 +1,4 @@
-"""Experts: rows of all samples sorted by expert, multiplied group by group, and put back in their order.
+"""Expert rows: rows of all samples sorted by expert, multiplied group by group, and restored to their order.
 
     ids, order = sort(expert of each row)       keys, order
     x = hidden[order // k]                      rows
@@ -7,8 +7,8 @@
     inverse[order] = arange(rows)               inverse
     y[inverse]                                  samples again
 
-Each run sorts its own rows. What happens to a row in between must depend on that row alone: ops are judged as if every
-row were a sample of its own.
+Each run sorts its own rows. Between the sort and its inverse a row must depend on that row alone: ops are judged as if
+every row were a sample.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _ROWS = ("rows", "keys")
 
 
 def uses_sorted_rows(call: OpCall) -> bool:
-    """Whether an op begins a sort of rows, or works within one."""
+    """Return whether an op begins a sort of rows, or runs within one."""
     if any(isinstance(value.kind, SortedRows) for value in call.tensors()):
         return True
     return call.name in ("sort", "argsort") and _sorts_rows(call)
@@ -40,7 +40,7 @@ def _sorts_rows(call: OpCall) -> bool:
 
 
 def sorted_rows_kind(call: OpCall, rule: Rule | None) -> Kind | Sequence[Kind]:
-    """The kind of an op within a sort."""
+    """Return the kind of an op within a sort."""
     if call.name in ("sort", "argsort") and _sorts_rows(call):
         entries = call.sample(call.first).entries
         keys, order = (SortedRows(role, call.index, entries) for role in ("keys", "order"))
@@ -50,12 +50,12 @@ def sorted_rows_kind(call: OpCall, rule: Rule | None) -> Kind | Sequence[Kind]:
     if found is not None:
         return found
     if rule is None:
-        raise AnalysisRefused("no rule says what it does with samples")
+        raise AnalysisRefused("it has no rule")
     return _by_row(call, rule)
 
 
 def as_rows(values: Sequence[TensorValue]) -> SortedRows:
-    """The sort that all of these are rows of."""
+    """Return the sort that all of these are rows of."""
     kinds = {
         replace(v.kind, role="rows") if isinstance(v.kind, SortedRows) and v.kind.role in _ROWS else v.kind
         for v in values
@@ -66,16 +66,16 @@ def as_rows(values: Sequence[TensorValue]) -> SortedRows:
 
 
 def row_value(value: TensorValue) -> TensorValue:
-    """Rows of a sort as samples."""
+    """Return rows of a sort as samples."""
     if not isinstance(value.kind, SortedRows):
         return value
-    if not value.kind.entries:  # how many there are is not known
+    if not value.kind.entries:  # their number is unknown
         return replace(value, kind=Shard(0), shape=(SAMPLES, *value.shape[1:]), sized=0)
     return replace(value, kind=Shard(0), shape=(value.shape[0] // value.kind.entries, *value.shape[1:]), sized=0)
 
 
 def row_result(result: ResultMeta, rows: SortedRows, count: int) -> ResultMeta:
-    """A result with a row a sample, where the whole has so many."""
+    """Return a result with one row per sample, where the whole has so many."""
     entries = rows.entries
     if not entries:
         if not result.shape or result.shape[0] != count:
@@ -87,7 +87,7 @@ def row_result(result: ResultMeta, rows: SortedRows, count: int) -> ResultMeta:
 
 
 def from_row_kind(kind: Kind, rows: SortedRows) -> Kind:
-    """A kind found with a row a sample."""
+    """Return the kind in the graph of a kind found with one row per sample."""
     if kind != Shard(0):
         raise AnalysisRefused("an op that mixes sorted rows")
     return rows
@@ -97,7 +97,7 @@ def _by_row(call: OpCall, rule: Rule) -> Kind | list[Kind]:
     varying = [value for value in call.tensors() if not value.is_constant]
     rows = as_rows(varying)
     if call.random and not rows.entries:
-        raise AnalysisRefused("random numbers for rows of which nobody knows how many there are")
+        raise AnalysisRefused("random numbers for an unknown number of rows")
     results = [row_result(result, rows, varying[0].shape[0]) for result in call.results]
     inner = replace(call, args=_replace_rows(call.args), kwargs=_replace_rows(call.kwargs), results=results, sizes={})
     found = rule(inner)

@@ -1,5 +1,7 @@
-"""Factories: tensors made from sizes. One of a size that counts samples has them in that dimension; `arange` of it
-numbers them."""
+"""Factories: tensors made from sizes.
+
+One of a size that counts samples is sharded in that dimension; `arange` of it gives the sample indices.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ def _flatten_sizes(parts: tuple[Any, ...]) -> list[Any]:
 
 @rule("zeros", "ones", "empty", "rand", "randn", "new_zeros", "new_ones", "new_empty", counts=True)
 def fill(call: OpCall) -> Kind:
-    """Every entry alike, or drawn alike. A tensor that only lends its type does not matter."""
+    """Handle factories whose entries are all equal or drawn alike; a tensor that only lends its type is ignored."""
     args = call.args[1:] if call.name.startswith("new_") else call.args
     return _kind_from_sizes(call, args)
 
@@ -33,7 +35,7 @@ def fill(call: OpCall) -> Kind:
 def _kind_from_sizes(call: OpCall, args: tuple[Any, ...]) -> Kind:
     sizes = list(call.kwargs["size"]) if "size" in call.kwargs else _flatten_sizes(args)
     counted = any(isinstance(size, (SampleCount, UnknownNumber)) for size in sizes)
-    # On a tape sizes are plain: one that might count samples is not guessed at.
+    # On a tape sizes are plain numbers: whether one counts samples is not guessed.
     if not counted and (call.traced or all(size == 0 or size % call.samples for size in sizes)):
         return Replicate()
     return _from_sizes(call, sizes)
@@ -64,7 +66,7 @@ def new_tensor(call: OpCall) -> Kind:
 
 @rule("arange", counts=True)
 def arange(call: OpCall) -> Kind:
-    """Numbers of samples: from 0 in steps of 1 to their number."""
+    """Return the indices of samples: from 0 in steps of 1 to their number."""
     numbers = [part for part in call.args if not isinstance(part, TensorValue)]
     if "end" in call.kwargs:
         numbers.append(call.kwargs["end"])

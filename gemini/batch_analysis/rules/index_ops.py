@@ -1,7 +1,6 @@
-"""Indexing: `x[…]`, gather, scatter, lookups. Along other dimensions than that of the samples, or of one sample by its
-own indices:
+"""Indexing: `x[…]`, gather, scatter, lookups, along dimensions other than that of the samples, or per sample:
 
-    logits[arange(n), last]      n samples, of each the entry it asks for
+logits[arange(n), last]      n samples, one entry of each
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from gemini.batch_analysis.split_result import NUMBERS
 
 
 def _items(index: Any, rank: int) -> list[Any]:
-    """The index with its ellipsis written out: an item a dimension, None for new ones."""
+    """Return the index with its ellipsis expanded: one item per dimension, None for new ones."""
     items = [_as_tensor_index(item) for item in (index if isinstance(index, tuple) else (index,))]
     used = sum(_indexed_dims(item) for item in items if item is not None and item is not Ellipsis)
     at = next((at for at, item in enumerate(items) if item is Ellipsis), len(items))
@@ -40,7 +39,7 @@ def _items(index: Any, rank: int) -> list[Any]:
 
 
 def _as_tensor_index(item: Any) -> Any:
-    """A list of numbers is a constant tensor."""
+    """Return a list of numbers as a constant tensor."""
     if not isinstance(item, list):
         return item
     if not all(type(part) is int for part in item):
@@ -98,7 +97,7 @@ def _basic(call: OpCall, kind: Shard, value: TensorValue, items: list[Any]) -> S
 
 
 def _invariant_slice(call: OpCall, kind: Shard, value: TensorValue, items: list[Any], item: Any) -> Shard | None:
-    """`x[:n]` of more entries than samples, all of them alike: one a sample."""
+    """Handle `x[:n]` of more entries than samples, all of them equal: one per sample."""
     even = value.invariance if call.name == "getitem" else None
     if (
         not isinstance(even, Invariant)
@@ -113,7 +112,7 @@ def _invariant_slice(call: OpCall, kind: Shard, value: TensorValue, items: list[
 
 
 def _check_takes_all(call: OpCall, item: Any, size: int) -> None:
-    """Refuse an index of the dimension of the samples that does not take all of them."""
+    """Refuse an index of the batch dimension that does not take all samples."""
     if not isinstance(item, slice):
         raise AnalysisRefused("picking a sample out of the batch")
     ends_free = item.stop is None or (call.traced and isinstance(item.stop, SampleCount) and item.stop == size)
@@ -127,7 +126,7 @@ def _check_takes_all(call: OpCall, item: Any, size: int) -> None:
 
 
 def _advanced_index(call: OpCall, value: TensorValue, items: list[Any]) -> Kind:
-    """Integer tensors among the items: their broadcast takes the place of the dimensions they index."""
+    """Handle integer tensors among the items: their broadcast replaces the dimensions they index."""
     if any(isinstance(leaf, (SampleCount, UnknownNumber)) for leaf in leaves(items)):
         raise AnalysisRefused("an index that depends on the number of samples")
     tensors = [item for item in items if isinstance(item, TensorValue)]
@@ -146,7 +145,7 @@ def _advanced_index(call: OpCall, value: TensorValue, items: list[Any]) -> Kind:
         return move_shard(kind, start + kind.dim) if isinstance(kind, Shard) else kind
     own = call.sample(value)
     at = _item_of(items, own.dim)
-    if isinstance(items[at], slice):  # samples are not indexed: all indices must be the same for all
+    if isinstance(items[at], slice):  # samples are not indexed: the indices must be replicated
         if any(not item.is_constant for item in tensors):
             raise AnalysisRefused("indexing samples by indices that differ from sample to sample")
         _check_takes_all(call, items[at], value.shape[own.dim])
@@ -160,7 +159,7 @@ def _advanced_index(call: OpCall, value: TensorValue, items: list[Any]) -> Kind:
 
 
 def _number(call: OpCall, item: TensorValue) -> None:
-    """An operand of the tape that numbers the samples: a micro-batch has numbers of its own."""
+    """Handle an operand of the tape that holds the sample indices: a micro-batch has its own."""
     index = call.args[1]
     path = (0, 1) if not isinstance(index, tuple) else (0, 1, next(i for i, one in enumerate(index) if one is item))
     call.sizes[path] = NUMBERS
@@ -185,7 +184,7 @@ def _own_entries(  # noqa: PLR0917
 
 
 def _own_rows(own: Shard, item: TensorValue, start: int) -> Kind:
-    """Rows by their numbers: of every sample its own, if the numbers are known before the step."""
+    """Handle rows by their indices: each sample's own, if the indices are known before the step."""
     if isinstance(item.kind, RowIndices) and item.kind.rows == own.entries and own.outer == 1:
         return move_shard(item.kind.kind, start)
     if isinstance(item.kind, SampleIndices) and own.entries == 1:
@@ -222,7 +221,7 @@ def setitem(call: OpCall) -> Kind:
         kept = rank - masks[0].rank - (items.index(masks[0]) if items[0] is not masks[0] else 0)
         if (
             isinstance(new, TensorValue) and new.rank > kept and new.shape not in ((), (1,))
-        ):  # a row is the same for all
+        ):  # a single row is broadcast
             raise AnalysisRefused("writing as many entries as a mask selects")
         at = items.index(masks[0])
         found = broadcast_kinds(call, [masks[0]], masks[0].rank)
@@ -267,7 +266,7 @@ def gather(call: OpCall) -> Kind:
         return _by_own_rows(call, value, index, sources)
     is_by_samples = call.name == "gather" and dim is not None and isinstance(index.kind, Shard)
     if is_by_samples and value.is_constant and axis(dim, value.rank) == call.sample(index).dim:
-        return call.sample(index)  # of a table, by the numbers of every sample
+        return call.sample(index)  # of a table, by the indices of every sample
     kinds = {one.kind for one in group if not one.is_constant}
     if dim is None or len(kinds) != 1:
         raise AnalysisRefused(f"{call.name} of samples in different dimensions")
@@ -282,7 +281,7 @@ def gather(call: OpCall) -> Kind:
 
 
 def _by_own_rows(call: OpCall, value: TensorValue, index: TensorValue, sources: list[TensorValue]) -> Kind:
-    """One dimension, that of the samples: of every sample its own entries, if the numbers are known before the step."""
+    """Handle indices along the batch dimension: each sample's own, if they are known before the step."""
     own = call.sample(value)
     if own.outer == 1 and isinstance(index.kind, Shard) and index.known:
         raise DecisionDemand(index.key, RowIndexDecision(own.entries))

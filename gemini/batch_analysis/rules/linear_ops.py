@@ -28,7 +28,7 @@ from gemini.batch_analysis.rules.registry import rule
 
 
 def add_kinds(call: OpCall, parts: Sequence[Any]) -> Kind:
-    """The kind of a sum, or a stack, of tensors and numbers of which at least one is a sum over the batch."""
+    """Return the kind of a sum, or a stack, of tensors and numbers of which at least one is a sum over the batch."""
     values = [part for part in parts if isinstance(part, TensorValue)]
     if any(isinstance(part, (SampleCount, UnknownNumber)) for part in parts):
         raise AnalysisRefused(f"{call.name} of a sum over the batch and a number of samples")
@@ -96,7 +96,7 @@ def _scale(call: OpCall, value: Any, by: Any, inverse: bool) -> Kind:
         and inverse
         and call.traced
     ):
-        return _scale_by_count(call, value, inverse)  # it is as much for every sample
+        return _scale_by_count(call, value, inverse)  # equal for every sample
     if isinstance(by, TensorValue) and not by.is_constant:
         raise AnalysisRefused(f"{call.name} of a sum over the batch and another")
     return value.kind  # type: ignore[no-any-return]
@@ -117,7 +117,7 @@ def _scale_by_count(call: OpCall, value: TensorValue, inverse: bool) -> Kind:
     "alias", "view_as_real", "view_as_complex", "lift_fresh", "detach_copy", "get_data", "positive", "identity",
 )  # fmt: skip
 def unary(call: OpCall) -> Kind:
-    """What every kind goes through as it is; positions keep their numbers."""
+    """Pass every kind through; indices of samples keep their numbers."""
     if call.name == "neg" and not call.first.is_sum:
         return call.sample(call.first)
     return call.first.kind
@@ -125,7 +125,7 @@ def unary(call: OpCall) -> Kind:
 
 @rule("to", "type", "type_as", "_to_copy", "long", "int", "bool", "short", "char", "byte", "as_tensor")
 def cast(call: OpCall) -> Kind:
-    """A cast keeps sums, unless it rounds them. The tensor that only names a type does not matter."""
+    """Keep sums under a cast, unless it rounds them; a tensor that only names a type does not matter."""
     value, made = call.first, call.out().dtype
     rounds = value.dtype.is_floating_point and not made.is_floating_point
     if value.is_sum and (rounds or str(made) == "torch.bool"):

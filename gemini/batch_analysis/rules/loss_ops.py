@@ -1,5 +1,7 @@
-"""Losses: with `reduction="none"` one entry a sample, with "sum" additive, with "mean" a mean whose shares are those of
-the samples, or of the targets that count."""
+"""Losses: with `reduction="none"` one entry per sample, with "sum" a partial sum, with "mean" a weighted partial.
+
+The weight is the fraction of the samples, or of the targets that count.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from gemini.batch_analysis.op_call import AnalysisRefused, OpCall, TensorValue
 from gemini.batch_analysis.rules.pointwise import broadcast_kinds
 from gemini.batch_analysis.rules.registry import rule
 
-_LEGACY = {  # where older code may give size_average and reduce by position
+_LEGACY = {  # positions of size_average and reduce
     "cross_entropy": (3, 5), "nll_loss": (3, 5), "l1_loss": (2, 3), "mse_loss": (2, 3), "smooth_l1_loss": (2, 3),
     "binary_cross_entropy": (3, 4), "binary_cross_entropy_with_logits": (3, 4), "kl_div": (2, 3),
     "soft_margin_loss": (2, 3), "hinge_embedding_loss": (3, 4), "poisson_nll_loss": (4, 6),
@@ -32,7 +34,7 @@ def _reduction(call: OpCall) -> str:
 
 
 def _legacy(call: OpCall) -> str:
-    """What older code asks for by `size_average` and `reduce`, before any `reduction`; '' where it does not."""
+    """Return the reduction that `size_average` and `reduce` request; '' where they are absent."""
     at, reduces = _LEGACY.get(call.name, (len(call.args), len(call.args)))
     mean, reduced = call.argument(at, "size_average"), call.argument(reduces, "reduce")
     if mean is None and reduced is None:
@@ -131,7 +133,7 @@ def kl_div(call: OpCall) -> Kind:
 # ── row by row ─────────────────────────────────────────────────────────────────────────────────────────────────
 @rule("multilabel_margin_loss", "multilabel_soft_margin_loss", "multi_margin_loss")
 def rows(call: OpCall) -> Kind:
-    """Scores (samples, classes) and a target a sample."""
+    """Handle scores (samples, classes) and one target per sample."""
     scores, target = call.argument(0, "input"), call.argument(1, "target")
     for weight in (call.kwargs.get("weight"), *call.args[2:]):
         call.constant(weight)
@@ -175,7 +177,7 @@ def ctc_loss(call: OpCall) -> Kind:
 
 
 def _in_one_row(call: OpCall, targets: TensorValue, lengths: TensorValue) -> None:
-    """Lengths say where the targets of a sample begin: all must be as long as what the sample has of the row."""
+    """Require that each sample's targets have as many entries as its part of the concatenated targets."""
     kind = call.sample(targets)
     if kind.dim or kind.outer != 1 or not lengths.known:
         raise AnalysisRefused("ctc_loss of targets in one row, of which it is not known where a sample begins")

@@ -1,11 +1,11 @@
-"""Masks that select: how many entries they take depends on contents.
+"""Mask selection: how many entries a mask selects depends on contents.
 
-    x[mask]                        rows of the first sample that are selected, then those of the second …
-    x.masked_scatter(mask, y)      the entries of y, one after the other, in the places that are selected
+    x[mask]                        selected rows of the first sample, then those of the second …
+    x.masked_scatter(mask, y)      the entries of y, one after the other, in the selected places
     x[mask] = y                    the same with rows
 
-They keep samples apart where every sample has as many selected entries as in the run that was followed: what pictures
-take up in a text, mostly. That is looked at before every step; a batch of which it does not hold is not split.
+Samples stay separate where every sample has as many selected entries as in the captured run, as images in a text mostly
+have. That is checked before every step; a batch that violates it is not split.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from gemini.batch_analysis.rules.registry import rule
 
 
 def in_order(kind: Kind, shape: tuple[int, ...]) -> Shard:
-    """The samples of a tensor, if in memory order all entries of one come before those of the next."""
+    """Return the shard of a tensor, if in memory order all entries of one sample come before those of the next."""
     if not isinstance(kind, Shard) or kind.outer != 1 or prod(shape[: kind.dim]) != 1:
         raise AnalysisRefused("entries selected by a mask in an order that mixes samples")
     return kind
 
 
 def select_by_mask(call: OpCall, value: TensorValue, mask: TensorValue) -> Kind:
-    """`value[mask]`: the mask covers the first dimensions."""
+    """Handle `value[mask]`: the mask covers the first dimensions."""
     kind = in_order(call.sample(value), value.shape)
     if kind.dim >= mask.rank:
         raise AnalysisRefused("a mask that has no samples")
@@ -41,7 +41,7 @@ def select_by_mask(call: OpCall, value: TensorValue, mask: TensorValue) -> Kind:
 
 
 def assign_by_mask(call: OpCall, value: TensorValue, mask: TensorValue, new: TensorValue, items: list[Any]) -> Kind:
-    """`value[mask] = new`: a row for every entry that the mask selects, in order."""
+    """Handle `value[mask] = new`: one row per selected entry, in order."""
     if items[0] is not mask or any(item != slice(None) for item in items[1:]):
         raise AnalysisRefused("writing by a mask and other indices")
     kind = in_order(call.sample(value), value.shape)

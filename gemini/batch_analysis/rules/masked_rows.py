@@ -1,12 +1,12 @@
-"""Chosen rows: those that a mask selects, of all samples together, worked on, and put back in their places.
+"""Chosen rows: those that a mask selects, of all samples together, processed and returned to their places.
 
     slot, row = torch.where(mask)           places: each run has those of its own samples
     x = hidden[row]                         rows
     y = expert(x) * weights[row, slot, None]      rows
     out.index_add_(0, row, y)               samples again
 
-How many there are depends on contents, and nothing may depend on how many. What happens to a row must depend on that
-row alone: ops are judged as if every row were a sample of its own.
+Their number depends on contents, and nothing may depend on it. A row must depend on that row alone: ops are judged as
+if every row were a sample.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _PLACE = "place"
 
 @dataclass(frozen=True)
 class RowChoice:
-    """What was selected: by which statement, or by the contents of which mask; and how the mask holds samples."""
+    """A selection: by which step or mask, and how the mask is sharded."""
 
     by: Any
     kind: Shard
 
 
 def is_chosen(value: Any) -> bool:
-    """Whether a value is rows, or places, of a choice."""
+    """Return whether a value is rows, or places, of a choice."""
     return (
         isinstance(value, TensorValue)
         and isinstance(value.kind, SortedRows)
@@ -39,7 +39,7 @@ def is_chosen(value: Any) -> bool:
 
 
 def _place(value: Any) -> int | None:
-    """The dimension of the mask that places are numbers of."""
+    """Return the dimension of the mask that places index."""
     if not is_chosen(value) or not value.kind.role.startswith(_PLACE):
         return None
     return int(value.kind.role.removeprefix(_PLACE))
@@ -55,12 +55,12 @@ def places(call: OpCall) -> list[Kind]:
 
 
 def rows_of(choice: RowChoice) -> SortedRows:
-    """Rows of a choice."""
+    """Return the kind of rows of a choice."""
     return SortedRows("rows", choice, 0)
 
 
 def _own(value: TensorValue, item: Any, dim: int) -> RowChoice:
-    """The choice, if places are those of the rows that a tensor has in a dimension, sample by sample."""
+    """Return the choice, if places index the rows that a tensor has in a dimension, sample by sample."""
     choice = item.kind.order
     kind = choice.kind
     if value.kind != Shard(dim, kind.factor, kind.outer) or _place(item) != kind.dim:
@@ -69,7 +69,7 @@ def _own(value: TensorValue, item: Any, dim: int) -> RowChoice:
 
 
 def pick_rows(call: OpCall, value: TensorValue, items: list[Any]) -> Kind | None:
-    """`value[places]`: a row for every place; None if no item is one."""
+    """Handle `value[places]`: one row per place; None if no item is one."""
     chosen = [item for item in items if is_chosen(item)]
     if not chosen:
         return None
@@ -83,7 +83,7 @@ def pick_rows(call: OpCall, value: TensorValue, items: list[Any]) -> Kind | None
     choice = chosen[0].kind.order
     if any(item.kind.order != choice for item in chosen):
         raise AnalysisRefused("rows picked by places of two choices")
-    if value.is_constant:  # what a place is in another dimension than that of the samples, is the row's own
+    if value.is_constant:  # a place in another dimension belongs to the row
         if any(_place(item) == choice.kind.dim for item in chosen):
             raise AnalysisRefused("indexing a constant by numbers of samples")
         return rows_of(choice)
@@ -94,7 +94,7 @@ def pick_rows(call: OpCall, value: TensorValue, items: list[Any]) -> Kind | None
 
 
 def put_rows(call: OpCall, value: TensorValue, items: list[Any], new: Any) -> Kind | None:
-    """`value[places] = new`: every row its own, or the same number for all."""
+    """Handle `value[places] = new`: every row its own, or one number for all."""
     if not any(is_chosen(item) for item in items):
         return None
     rows = pick_rows(call, value, items)
@@ -107,7 +107,7 @@ def put_rows(call: OpCall, value: TensorValue, items: list[Any], new: Any) -> Ki
 
 
 def add_rows(call: OpCall) -> Kind | None:
-    """`index_add(x, dim, places, rows)`: every row goes back to where it came from."""
+    """Handle `index_add(x, dim, places, rows)`: every row returns to its place."""
     value, dim, index, rows = (call.argument(at, name) for at, name in enumerate(("input", "dim", "index", "source")))
     if not is_chosen(index) and not is_chosen(rows):
         return None
@@ -131,5 +131,5 @@ def index_select_rows(call: OpCall) -> Kind | None:
 
 
 def cast(value: Any) -> Kind | None:
-    """Places remain places in another type of whole numbers."""
+    """Keep places under a cast to another integer type."""
     return value.kind if _place(value) is not None else None

@@ -128,7 +128,7 @@ def outer(call: OpCall) -> Kind:
     "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "convolution", "conv_tbc_"
 )
 def convolution(call: OpCall) -> Kind:
-    """Samples, channels, places: samples must be the first dimension."""
+    """Require that samples are the first dimension, before channels and places."""
     value = call.first
     call.only(value)
     kind = call.sample(value)
@@ -167,5 +167,5 @@ def _transpose(value: TensorValue) -> Kind:
 
 @rule("kron", "cross_")
 def refuse(call: OpCall) -> Kind:
-    """No rule."""
+    """Refuse the op."""
     raise AnalysisRefused(f"{call.name} of samples")

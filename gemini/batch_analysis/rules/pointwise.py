@@ -31,7 +31,7 @@ get_real get_imag fake_quantize_per_tensor_affine special_expit expit erfcx
 
 
 def broadcast_kinds(call: OpCall, values: Iterable[TensorValue], rank: int) -> Kind:
-    """The kind of a broadcast of tensors to `rank` dimensions."""
+    """Return the kind of a broadcast of tensors to `rank` dimensions."""
     values = list(values)
     found: Shard | None = None
     for value in values:
@@ -59,7 +59,7 @@ def pointwise(call: OpCall) -> Kind:
 
 @rule("zeros_like", "ones_like")
 def fill_like(call: OpCall) -> Kind:
-    """The same entry everywhere: of a sum over the batch, a constant."""
+    """Handle ops with equal entries everywhere: of a sum over the batch, a constant."""
     return Replicate() if call.first.is_sum else call.sample(call.first)
 
 
@@ -97,7 +97,7 @@ def channels(call: OpCall) -> Kind:
 
 @rule("prelu")
 def prelu(call: OpCall) -> Kind:
-    """A weight a channel; channels are the second dimension."""
+    """Handle one weight per channel; channels are the second dimension."""
     kind = call.sample(call.first)
     call.only(call.first)
     weight = call.argument(1, "weight")

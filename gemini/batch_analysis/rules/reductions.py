@@ -1,5 +1,6 @@
-"""Reductions: over other dimensions they keep samples apart; over that of the samples a sum is additive and a mean has
-shares. Any other (maximum, norm, variance …) sees all samples at once."""
+"""Reductions: over other dimensions they keep samples separate; over the batch dimension a sum is partial and a mean
+is a weighted partial. Any other (maximum, norm, variance …) needs all samples at once.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from gemini.batch_analysis.rules.registry import rule
 
 
 def shard_after_reduction(kind: Shard, dims: tuple[int, ...], keepdim: bool) -> Shard | None:
-    """The samples after dimensions are reduced; None if theirs was."""
+    """Return the shard after dimensions are reduced; None if the batch dimension was."""
     if kind.dim in dims:
         return None
     lower = 0 if keepdim else sum(1 for dim in set(dims) if dim < kind.dim)
@@ -21,7 +22,7 @@ def shard_after_reduction(kind: Shard, dims: tuple[int, ...], keepdim: bool) -> 
 
 
 def reduce_dims(call: OpCall, value: TensorValue, dims: Any, keepdim: Any) -> Shard | None:
-    """The samples that remain, where `dims` are reduced."""
+    """Return the shard that remains after `dims` are reduced."""
     call.only(value)
     call.constant((dims, keepdim))
     return shard_after_reduction(call.sample(value), axes(dims, value.rank), bool(keepdim))

@@ -1,7 +1,7 @@
-"""The registry: from the name of an op, as graphs and tapes hold it, to its rule.
+"""Rule registry: from the name of an op, as graphs and tapes record it, to its rule.
 
-A rule gets a `OpCall` with at least one argument that varies with the batch, and returns the kind of its results (one for
-all, or a list), or raises `Refused`.
+A rule gets an `OpCall` with at least one argument that varies with the batch, and returns the kind of its results (one
+for all, or a list), or raises `AnalysisRefused`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from gemini.batch_analysis.op_call import OpCall
 
 Rule = Callable[[OpCall], Kind | Sequence[Kind]]
 RULES: dict[str, Rule] = {}
-COUNTING: set[str] = set()  # rules that understand numbers which count samples
+COUNTING: set[str] = set()  # rules that handle numbers which count samples
 _PARTS = (
     "pointwise", "linear_ops", "reductions", "shape_ops", "reshape", "index_ops", "matmul", "dimwise", "nn_functions",
     "factories", "loss_ops", "mask_selection",
@@ -47,7 +47,7 @@ def rule(*names: str, counts: bool = False) -> Callable[[Rule], Rule]:
 
 
 def short_name(target: str) -> str:
-    """The name under which rules know an op: without namespace, underscores of writing in place and of operators."""
+    """Return the name under which rules are registered: without namespace and underscores."""
     parts = target.split(".")
     if parts[-1] == "__get__":
         return f"get_{parts[-2]}"
@@ -67,13 +67,13 @@ def short_name(target: str) -> str:
 
 
 def find_rule(name: str) -> Rule | None:
-    """The rule of a short name."""
+    """Return the rule of a short name."""
     _load()
     return RULES.get(name)
 
 
 @functools.cache
 def _load() -> None:
-    """All of them, once: a part that another module has imported has registered its own only."""
+    """Import all modules of rules, once."""
     for part in _PARTS:
         importlib.import_module(f"gemini.batch_analysis.rules.{part}")

@@ -1,11 +1,11 @@
-"""Layouts: where the samples go when the same entries are given another shape.
+"""Reshape: where the samples go when the same entries get another shape.
 
 In memory order the samples of a tensor are one axis: `stride` entries from one sample to the next.
 
-    (12, n, 64)  samples 64 apart  →  (12·n, 64)   dimension 0: 12 groups, 1 entry a sample
-    (n, 12, 64)  samples 768 apart →  (n·12, 64)   dimension 0: 1 group, 12 entries a sample
+    (12, n, 64)  samples 64 apart  →  (12·n, 64)   dimension 0: 12 groups, 1 entry per sample
+    (n, 12, 64)  samples 768 apart →  (n·12, 64)   dimension 0: 1 group, 12 entries per sample
 
-So a new shape is followed by arithmetic alone, whatever sizes coincide.
+So arithmetic alone determines the new kind, whatever sizes coincide.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from gemini.batch_analysis.rules.registry import rule
 
 
 def reshape_shard(shape: tuple[int, ...], kind: Shard, made: tuple[int, ...], samples: int) -> Shard:
-    """The samples of a tensor of `shape` seen as one of shape `made`."""
-    if not prod(shape):  # nothing in it: only the sizes matter
+    """Return the shard of a tensor of `shape` viewed as shape `made`."""
+    if not prod(shape):  # empty: only the sizes matter
         shape, made = tuple(size or 1 for size in shape), tuple(size or 1 for size in made)
     stride = kind.factor * prod(shape[kind.dim + 1 :])
     for dim, size in enumerate(made):
@@ -36,7 +36,7 @@ def reshape_shard(shape: tuple[int, ...], kind: Shard, made: tuple[int, ...], sa
 
 
 def requested_sizes(call: OpCall) -> list[tuple[tuple[int, ...], Any]]:
-    """(place in the form of (args, kwargs), number) of the sizes in `x.view(a, b)`, `x.view((a, b))` or `size=…`."""
+    """Return (path in the form of (args, kwargs), number) of the sizes in `x.view(a, b)` or `size=…`."""
     for at, key in enumerate(call.kwargs):
         if key in ("size", "shape", "sizes"):
             return [((1, at, index), size) for index, size in enumerate(call.kwargs[key])]
@@ -46,7 +46,7 @@ def requested_sizes(call: OpCall) -> list[tuple[tuple[int, ...], Any]]:
 
 
 def resize(call: OpCall, given: list[tuple[tuple[int, ...], Any]], dim: int, entries: int) -> None:
-    """The sizes asked for: that of `dim` must follow the number of samples, the others must not."""
+    """Check the requested sizes: that of `dim` must follow the number of samples, the others must not."""
     for at, (path, size) in enumerate(given):
         if isinstance(size, UnknownNumber) or (isinstance(size, SampleCount) and at != dim):
             raise AnalysisRefused(f"{call.name} to a size that depends on the number of samples")
@@ -93,7 +93,7 @@ def _positions(call: OpCall, value: TensorValue, made: tuple[int, ...]) -> Kind:
 
 @rule("view_as", "reshape_as", "expand_as_")
 def view_as(call: OpCall) -> Kind:
-    """The shape of another tensor; both must hold their samples alike."""
+    """Take the shape of another tensor; both must be sharded equally."""
     value, other = call.first, call.argument(1, "other")
     found = reshape_shard(value.shape, call.sample(value), call.out().shape, call.samples)
     call.must_be(other, found)
@@ -158,7 +158,7 @@ def unsqueeze(call: OpCall) -> Kind:
 
 @rule("expand", "broadcast_to", counts=True)
 def expand(call: OpCall) -> Kind:
-    """Entries repeated along dimensions of one entry: also of a constant, along a new dimension of samples."""
+    """Repeat entries along dimensions of one entry, also of a constant along a new batch dimension."""
     value, given = call.first, requested_sizes(call)
     made = call.out().shape
     if value.is_sum:

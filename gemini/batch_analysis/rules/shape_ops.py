@@ -1,4 +1,4 @@
-"""Shape ops that move, join, repeat or cut dimensions. Samples go with theirs; what cuts or joins them is refused."""
+"""Shape ops that move, join, repeat or cut dimensions; cutting or joining the batch dimension is refused."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from gemini.batch_analysis.rules.reshape import requested_sizes
 
 
 def move_shard(kind: Shard, dim: int) -> Shard:
-    """The same samples in another dimension."""
+    """Return the same samples in another dimension."""
     return Shard(dim, kind.factor, kind.outer)
 
 
 def first_or_partial(call: OpCall) -> tuple[TensorValue, Kind | None]:
-    """The first tensor; its kind where that is a sum over the batch, which goes through as it is."""
+    """Return the first tensor and, if it is a sum over the batch, its kind, which passes unchanged."""
     value = call.first
     call.only(value)
     return value, value.kind if value.is_sum else None
@@ -69,7 +69,7 @@ def movedim(call: OpCall) -> Kind:
 
 
 def _shard_outside(call: OpCall, dims: Any) -> Shard:
-    """The samples, if none of these dimensions is theirs."""
+    """Return the shard, if none of these dimensions is the batch dimension."""
     value = call.first
     call.only(value)
     kind = call.sample(value)
@@ -80,7 +80,7 @@ def _shard_outside(call: OpCall, dims: Any) -> Shard:
 
 @rule("flip", "roll", "rot90", "fliplr", "flipud")
 def reorder(call: OpCall) -> Kind:
-    """Entries in another order along dimensions that must be named."""
+    """Reorder entries along dimensions that must be named."""
     if call.name == "flip":
         dims = call.kwargs.get("dims", call.args[1:])
         dims = dims[0] if len(dims) == 1 and isinstance(dims[0], (tuple, list)) else dims
@@ -94,7 +94,7 @@ def reorder(call: OpCall) -> Kind:
 
 @rule("chunk", "split", "split_with_sizes", "tensor_split", "unsafe_split", "unsafe_chunk", counts=True)
 def parts(call: OpCall) -> Kind:
-    """Parts along a dimension; along that of the samples, groups of them."""
+    """Cut along a dimension; along the batch dimension, into groups of samples."""
     if (group := _group(call)) is not None:
         return group
     call.constant((*call.args[1:], *call.kwargs.values()))
@@ -102,7 +102,7 @@ def parts(call: OpCall) -> Kind:
 
 
 def _group(call: OpCall) -> Shard | None:
-    """What a part is, where each is a group of all samples: one batch of those that lie one behind another."""
+    """Return the kind of a part that is a group of all samples: one of several concatenated batches."""
     value, given = (
         call.first,
         call.argument(1, "split_size" if "split_size" in call.kwargs else "split_size_or_sections"),
@@ -199,12 +199,12 @@ def concatenate(call: OpCall) -> Kind:
     if call.name == "stack":
         return move_shard(kind, kind.dim + (dim <= kind.dim))
     if dim == kind.dim:
-        raise AnalysisRefused("cat of one batch behind another: their samples would not lie together")
+        raise AnalysisRefused("cat of one batch after another: their samples would not be contiguous")
     return kind
 
 
 def _one_behind_another(call: OpCall, parts: list[TensorValue]) -> Kind | None:
-    """`cat` along the samples: each batch is a group of its own, if all have as many entries a sample."""
+    """Handle `cat` along the samples: each batch is a group, if all have equally many entries per sample."""
     if any(not isinstance(part.kind, Shard) for part in parts):
         return None
     kinds = [call.sample(part) for part in parts]
@@ -216,7 +216,7 @@ def _one_behind_another(call: OpCall, parts: list[TensorValue]) -> Kind | None:
 
 @rule("repeat", "tile", counts=True)
 def repeat(call: OpCall) -> Kind:
-    """All entries again, along every dimension; a constant may be repeated once a sample."""
+    """Repeat all entries along every dimension; a constant may be repeated once per sample."""
     value, given = call.first, [size for _, size in requested_sizes(call)]
     if value.is_sum:
         raise AnalysisRefused(f"{call.name} of a sum over the batch")
@@ -238,7 +238,7 @@ def repeat(call: OpCall) -> Kind:
 
 @rule("repeat_interleave", counts=True)
 def repeat_interleave(call: OpCall) -> Kind:
-    """Every entry several times in a row; a constant of one entry, once a sample."""
+    """Repeat every entry several times in a row; a constant of one entry, once per sample."""
     value, times, dim = call.first, call.argument(1, "repeats"), call.argument(2, "dim")
     if not isinstance(times, int) or dim is None:
         raise AnalysisRefused("repeat_interleave by a tensor, or of all entries")
