@@ -124,21 +124,18 @@ def _call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
 
 def _call_model(model: nn.Module, managed: ManagedModel, args: Any, kwargs: Any) -> Any:
     """Run a call of a managed model by the fastest path that applies."""
-    if reason := managed.guards.check(model):
-        return _without_workers(model, managed, reason, args, kwargs)
-    if managed.pool.loss:
-        managed.give_up(managed.pool.loss)
-        return _run_local(lambda *a, **k: ORIGINAL_CALL(model, *a, **k), args, kwargs)
+    if _check_local(model, managed) is not None:
+        return _run_local(model, args, kwargs)
     if not managed.planned:
         if is_running_backward():  # a checkpoint runs a local call again
             return ORIGINAL_CALL(model, *args, **kwargs)
         if are_computed([*model.parameters()]):  # temporary, as in functional_call
-            return _run_local(lambda *a, **k: ORIGINAL_CALL(model, *a, **k), args, kwargs)
+            return _run_local(model, args, kwargs)
         if managed.first_call is None or managed.first_call.waits_for_backward:
             return _first_call(model, managed, args, kwargs)
         _place(model, managed, managed.first_call)
-        if reason := managed.guards.patches.check(model):  # found by the workers' class attributes
-            return _without_workers(model, managed, reason, args, kwargs)
+        if _check_local(model, managed) is not None:  # by the workers' class attributes, or their loss
+            return _run_local(model, args, kwargs)
     pipelined = managed.pipelined
     if pipelined is not None and not is_running_backward():
         return run_with_hooks(
@@ -151,9 +148,15 @@ def _call_model(model: nn.Module, managed: ManagedModel, args: Any, kwargs: Any)
     return ORIGINAL_CALL(model, *args, **kwargs)
 
 
-def _without_workers(model: nn.Module, managed: ManagedModel, reason: str, args: Any, kwargs: Any) -> Any:
-    managed.record.say(f"{managed.name} runs in this process while {reason}", once=reason)
-    return _run_local(lambda *a, **k: ORIGINAL_CALL(model, *a, **k), args, kwargs)
+def _check_local(model: nn.Module, managed: ManagedModel) -> Local | None:
+    """Return why a call must run in this process; None where it may use the workers. Logs a new reason."""
+    if reason := managed.guards.check(model):
+        managed.record.say(f"{managed.name} runs in this process while {reason}", once=reason)
+        return Local(reason)
+    if managed.pool.loss:
+        managed.give_up(managed.pool.loss)
+        return Local(managed.pool.loss)
+    return None
 
 
 def _follow(pipelined: PipelinedModel, outcome: Outcome, model: nn.Module, forward: Any) -> Any:
@@ -227,7 +230,7 @@ def _call_remote(managed: ManagedModel, remote: RemoteModule, forward: Any, args
             except SwappedParametersError:
                 raise
             except Exception as error:
-                raise_internal_fault(error, f"looking at {remote.name}")
+                raise_internal_fault(error, f"checking {remote.name}")
             if not reason:
                 call = ModuleCall(remote, args, kwargs)
                 managed.calls += 1
