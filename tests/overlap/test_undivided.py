@@ -125,7 +125,7 @@ def test_one_line_says_why(pool: WorkerPool, capsys: pytest.CaptureFixture[str])
     managed.record.quiet = False
     train(model, square, (8,) * 4)
     assert story.steps.get(CallPath.SINGLE_MICROBATCH, 0) >= 1, str(story)
-    (line,) = [line for line in capsys.readouterr().err.splitlines() if "a batch as one" in line]
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "a batch as a single micro-batch" in line]
     assert "of a sum over the batch" in line
 
 

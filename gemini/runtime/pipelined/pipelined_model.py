@@ -66,7 +66,6 @@ if TYPE_CHECKING:
     from gemini.runtime.pipelined.step_executor import Executor
 
 _FAILURES = 3  # failed steps of a kind after which no more are tried
-_SINGLE_MICROBATCH = "runs a batch as a single micro-batch"
 _TRACED = (3, 10)  # steps whose traces are saved
 _SLOW = 10  # times the predicted duration: a hang
 
@@ -331,7 +330,9 @@ class PipelinedModel:
         is_tailed = plan is not None and plan.tail is not None
         is_logged = plan is not None and plan.single_micro_batch_reason  # when it was planned
         if not of_batch and not is_logged:
-            path = "runs the forward of all micro-batches before the loss" if is_tailed else _SINGLE_MICROBATCH
+            path = (
+                "runs the forward of all micro-batches before the loss" if is_tailed else "falls back to eager dispatch"
+            )
             self.managed.record.say(f"{self.managed.name} {path}: {reason}", once=reason)
         if whole is not None:
             try:

@@ -239,7 +239,7 @@ class PlanTable:
                 self.managed.record.say(text, once=plan.single_micro_batch_reason)
             self._log_plan(plan, f"planned in {time.perf_counter() - began:.1f} s")
             return CallKind(plan, "", shapes, planning_ms=(time.perf_counter() - began) * 1e3)
-        self._log_single_batch(reason)
+        self._log_unplanned(reason)
         return CallKind(None, reason, shapes)
 
     def _log_plan(self, plan: StepPlan, took: str) -> None:
@@ -252,10 +252,8 @@ class PlanTable:
         self.reported, self.journal.plan, self.journal.last_ms = plan, str(plan), []
         self.journal.describe_plan_by(self.describe_plan)
 
-    def _log_single_batch(self, reason: str) -> None:
-        self.managed.record.say(
-            f"{self.managed.name} runs a batch as a single micro-batch: {reason}", once=_NUMBERS.sub("", reason)
-        )
+    def _log_unplanned(self, reason: str) -> None:
+        self.managed.record.say(f"{self.managed.name} runs without a plan: {reason}", once=_NUMBERS.sub("", reason))
 
     def end_fallback(self, *, has_failed: bool) -> None:
         """Report a failed planning after the call has run in another way; if the call failed too, plan again later."""
@@ -267,7 +265,7 @@ class PlanTable:
                 kinds[:] = [kind for kind in kinds if kind.plan is not None or not kind.reason.startswith(_FAILED)]
             return
         self.managed.record.demote(f"planning {self.managed.name}", error)
-        self._log_single_batch(f"{_FAILED}{describe_failure(error)}")
+        self._log_unplanned(f"{_FAILED}{describe_failure(error)}")
 
     def _check(self, plan: Any) -> None:
         sources = [node for ref in plan.graph.outputs() if (node := plan.graph.nodes[ref.node]).is_source]
