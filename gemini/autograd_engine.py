@@ -1,8 +1,8 @@
-"""Backward by autograd's engine, without what `torch.autograd.backward` and `grad` do before they call it.
+"""Autograd engine: backward without the checks of `torch.autograd.backward` and `grad`, gradient edges, node names.
 
-Given gradients, torch compares their shapes with code for symbolic sizes, and to load that code takes seconds in every
-process, for a library of symbolic mathematics comes with it: in the first step of a pipeline one worker after the other
-would load it. The engine itself looks at shapes, too.
+Given gradients, torch compares their shapes with code for symbolic sizes. Loading that code takes seconds per process,
+since it imports a library of symbolic mathematics, and the workers of a pipeline would load it one after the other in
+the first step. The engine itself checks shapes, too.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from typing import Any
 import torch
 from torch.autograd.graph import GradientEdge, _engine_run_backward, get_gradient_edge
 
-_NODE_MODULE = "builtins"  # of torch's own nodes, which have none
+_NODE_MODULE = "builtins"  # of torch's own nodes
 Found = tuple[torch.Tensor | None, ...]
 _OWNS = "ownership_token" in GradientEdge._fields
 
 
 def accumulate(roots: Sequence[Any], gradients: Sequence[torch.Tensor]) -> None:
-    """Backward from roots, which are tensors or edges, into `.grad`, as `torch.autograd.backward`."""
+    """Run backward from roots, which are tensors or edges, into `.grad`, as `torch.autograd.backward`."""
     _engine_run_backward(tuple(roots), tuple(gradients), False, False, (), True, accumulate_grad=True)
 
 
 def differentiate(
     roots: Sequence[Any], gradients: Sequence[torch.Tensor], ends: Sequence[Any], retain_graph: bool = False
 ) -> Found:
-    """Gradients of the ends, as `torch.autograd.grad`; None where there is none.
+    """Return gradients of the ends, as `torch.autograd.grad`; None where there is none.
 
-    Where `retain_graph`, also through reentrant checkpoints: these refuse to be asked for gradients of some tensors.
+    With `retain_graph` also through reentrant checkpoints, which do not support gradients of selected tensors.
     """
     try:
         return _between(roots, gradients, ends, retain_graph)
@@ -49,7 +49,7 @@ def _between(roots: Sequence[Any], gradients: Sequence[torch.Tensor], ends: Sequ
 
 
 def _has_reentrant(roots: Sequence[Any]) -> bool:
-    """Whether a checkpoint is behind these tensors that runs a backward of its own, into all leaves."""
+    """Return whether these tensors depend on a checkpoint that runs its own backward, into all leaves."""
     from torch.utils.checkpoint import CheckpointFunction
 
     nodes = [root.grad_fn if isinstance(root, torch.Tensor) else root.node for root in roots]
@@ -66,7 +66,7 @@ def _has_reentrant(roots: Sequence[Any]) -> bool:
 
 
 def _into_leaves(roots: Sequence[Any], gradients: Sequence[torch.Tensor], ends: Sequence[torch.Tensor]) -> Found:
-    """By way of `.grad`, which is afterwards what it was."""
+    """Compute gradients through `.grad`, and restore it."""
     before = [end.grad for end in ends]
     try:
         for end in ends:
@@ -79,13 +79,17 @@ def _into_leaves(roots: Sequence[Any], gradients: Sequence[torch.Tensor], ends: 
 
 
 class OwnedEdge(GradientEdge):  # type: ignore[misc]
-    """An edge that keeps the graph behind it alive."""
+    """An edge that keeps the graph behind it alive.
+
+    The engine owns functions written in Python: a Python reference does not keep one alive once nothing else leads to
+    it, and requesting its gradient would read freed memory. Later versions of torch have owning edges.
+    """
 
     owner: Any = None
 
 
 def edge_of(tensor: torch.Tensor) -> GradientEdge:
-    """Where the gradient of a tensor arrives."""
+    """Return where the gradient of a tensor arrives, without the tensor."""
     edge = get_gradient_edge(tensor)
     if _OWNS or not isinstance(edge.node, torch._C._FunctionBase):
         return edge
@@ -96,7 +100,7 @@ def edge_of(tensor: torch.Tensor) -> GradientEdge:
 
 
 def grad_fn_name(tensor: torch.Tensor) -> str:
-    """The name of what has made a tensor, as torch prints it; '' where nothing has, or a node of ours without one."""
+    """Return the name of a tensor's grad_fn as torch prints it; '' if it has none, or an unnamed one of Gemini."""
     node = tensor.grad_fn
     if node is None:
         return ""
@@ -110,7 +114,7 @@ def grad_fn_name(tensor: torch.Tensor) -> str:
 
 @cache
 def rename_grad_fn(function: type[torch.autograd.Function], name: str) -> type[torch.autograd.Function]:
-    """The function, whose nodes go by another name."""
+    """Return the function with another node name: results print as on one device (`grad_fn=<NllLossBackward0>`)."""
     if not name:
         return function
     made: Any = type(function.__name__, (function,), {"__module__": function.__module__})

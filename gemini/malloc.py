@@ -1,9 +1,9 @@
-"""The C library's allocator: whether memory that is freed stays with the process.
+"""C allocator: whether freed memory stays with the process.
 
-By itself the C library returns large blocks to the system when they are freed, and the system clears every page when
-it is touched again: a tenth of the time of a step, a quarter where the batch is small and the model large. How much it
-returns depends on what the process freed before, so one and the same step takes different times. A worker that runs
-steps keeps what it frees, as the next micro-batch needs as much again; a profile measures nodes in the same state.
+By default the C library returns large blocks to the system when they are freed, and the system clears every page when
+it is touched again: a tenth of the time of a step, a quarter if the batch is small and the model large. How much is
+returned depends on earlier frees, so the same step takes different times. A worker that runs steps retains freed
+memory, since the next micro-batch needs as much again; a profile measures nodes in the same state.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from contextlib import contextmanager
 import torch
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
-_LARGEST = 32 << 20  # bytes: the C library takes no larger threshold, and comes to this one by itself
+_LARGEST = 32 << 20  # bytes: the largest threshold of the C library, which it also reaches by itself
 _NEVER = 2**31 - 1
 _LARGE_IDLE = 32 << 20  # bytes of idle memory that are worth a trim
 _PAUSE = 0.005  # seconds between two measurements of the idle memory, at least
@@ -33,7 +33,7 @@ class _MallInfo(ctypes.Structure):
 
 
 def keep_freed_memory() -> bool:
-    """Ask the C library to keep what is freed; whether it will."""
+    """Configure the C library to retain freed memory; return whether it does."""
     library = _library()
     if library is None:
         return False
@@ -42,11 +42,10 @@ def keep_freed_memory() -> bool:
 
 @contextmanager
 def freed_memory_kept(sizes: Iterable[int] = ()) -> Iterator[None]:
-    """Freed memory stays with the process for a while; at the end what is free is returned to the system.
+    """Retain freed memory for a while; at the end, free memory is returned to the system.
 
-    Blocks of `sizes` bytes are taken, touched and freed at once, so that the first who needs them finds them.
-
-    Afterwards the C library is as it makes itself once a program has freed blocks of the largest size.
+    Blocks of `sizes` bytes are allocated, touched and freed first, so that the first user finds them. Afterwards the C
+    library is configured as after a program has freed blocks of the largest size.
     """
     kept = keep_freed_memory()
     try:
@@ -88,7 +87,7 @@ def trim_if_large() -> None:
 
 @functools.lru_cache(maxsize=1)
 def _library() -> ctypes.CDLL | None:
-    """The C library, where it is one that can be told."""
+    """Return the C library if it can be configured, else None."""
     library = ctypes.CDLL(None)
     if hasattr(library, "mallinfo2"):
         library.mallinfo2.restype = _MallInfo

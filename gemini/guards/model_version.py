@@ -87,8 +87,7 @@ class _Attributes:
             return False
 
     def then(self, is_deferred: Holds, is_ours: Holds) -> list[tuple[dict[str, Any], str, Any]] | None:
-        """Attributes that are others now, or have something put off in them: where, their name, what they were; None
-        where nothing has changed."""
+        """Return changed attributes and those with deferred values: table, name, former value; None if none are."""
         are_same = self.are_same()
         found = [(space, name, space[name]) for space, name in self._filled if is_deferred(space.get(name))]
         if are_same and not found:

@@ -65,7 +65,7 @@ def _are_counted() -> bool:
     """Return whether versions are where they are expected: each kind of write changes them, and reading does not."""
     if sys.implementation.name != "cpython" or sys.version_info >= (3, 13):
         return False
-    probe: dict[str, Any] = {"kept": 0, "changed": 0, "removed": 0}
+    probe: dict[str, Any] = {"unchanged": 0, "changed": 0, "removed": 0}
     number = DictVersion(probe).number
     seen = [number()]
     writes: tuple[Callable[[], Any], ...] = (
@@ -76,7 +76,7 @@ def _are_counted() -> bool:
         probe.clear,
     )
     for write in writes:
-        if probe.get("kept") or number() != seen[-1]:
+        if probe.get("unchanged") or number() != seen[-1]:
             return False
         write()
         seen.append(number())

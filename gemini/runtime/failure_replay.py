@@ -182,9 +182,7 @@ def replay(model: nn.Module, folder: str | os.PathLike[str]) -> Any:
     failure = load(folder)
     missing = _missing([failure.args, failure.kwargs, failure.gradients])
     if missing:
-        raise ArtifactError(
-            f"{folder} cannot be replayed: it has no {missing[0].text}\n    → load() returns what was saved"
-        )
+        raise ArtifactError(f"{folder} cannot be replayed: it has no {missing[0].text}\n    → load() returns the rest")
     try:
         module = model.get_submodule(failure.unit)
     except AttributeError as error:

@@ -210,11 +210,11 @@ def test_every_draw_is_noticed(draw: Any) -> None:
     python, numpy = random.getstate(), np.random.get_state()
     try:
         draws = HostRngCheck()
-        assert not draws.have_been_made()
+        assert not draws.was_used()
         for _ in range(4):  # a second of a pair, and the same seed again, change no state but the rest's
             draw()
-            assert draws.have_been_made()
-            assert not draws.have_been_made()
+            assert draws.was_used()
+            assert not draws.was_used()
     finally:
         random.setstate(python)
         np.random.set_state(numpy)

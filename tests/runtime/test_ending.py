@@ -99,7 +99,7 @@ def names_the_worker(out: str) -> None:
     killed, lost = said
     _, pid, began = killed.split()
     _, ended, text = lost.split(" ", 2)
-    assert f"(process {pid}) was ended by SIGKILL" in text, text
+    assert f"(process {pid}) was killed by SIGKILL" in text, text
     assert "its last action: " in text
     assert float(ended) - float(began) < 10
 

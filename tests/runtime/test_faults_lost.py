@@ -81,7 +81,7 @@ def are_gone(pids: list[int]) -> bool:
     return not any(os.path.exists(f"/proc/{pid}") for pid in pids)
 
 
-@pytest.mark.parametrize(("act", "text"), [("kill", "SIGKILL"), ("crash", "SIGABRT"), ("leave", "ended with code 7")])
+@pytest.mark.parametrize(("act", "text"), [("kill", "SIGKILL"), ("crash", "SIGABRT"), ("leave", "exited with code 7")])
 @pytest.mark.parametrize(
     "when", [pytest.param(1, marks=pytest.mark.slow, id="forward"), pytest.param(2, id="backward")]
 )
@@ -167,7 +167,7 @@ def test_a_worker_killed_while_it_starts() -> None:
 def test_a_worker_that_hangs_is_shown_with_its_stacks() -> None:
     model, _managed, pool = acting("hang", 2.0)
     pids = [worker.process.pid for worker in pool.workers]
-    with pytest.raises(WorkerError, match=r"did not answer for 2 s; its last action: forward of") as caught:
+    with pytest.raises(WorkerError, match=r"did not reply for 2 s; its last action: forward of") as caught:
         model(inputs(1))
     assert "in asleep" in str(caught.value)
     assert "in perform" in str(caught.value)

@@ -306,6 +306,6 @@ def test_copies_of_a_model_that_is_gone_go_too(pool: WorkerPool) -> None:
     run(model, steps=2)
     far = [worker for worker in pool.workers if worker.is_remote]
     numbers = set(known.remote_modules)
-    assert any(numbers & set(worker.copies) for worker in far)  # type: ignore[attr-defined]
+    assert any(numbers & set(worker.replicas) for worker in far)  # type: ignore[attr-defined]
     del model, known
-    assert not any(numbers & set(worker.copies) for worker in far)  # type: ignore[attr-defined]
+    assert not any(numbers & set(worker.replicas) for worker in far)  # type: ignore[attr-defined]

@@ -127,7 +127,7 @@ def test_somebody_else_listens(speech: bytes, kept: Host) -> None:
         thread.start()
         text = refused(f"127.0.0.1:{door.getsockname()[1]}/cpu")
         thread.join()
-    assert "is not to be trusted" in text or "does not answer" in text
+    assert "failed authentication" in text or "does not reply" in text
 
 
 def test_another_secret(tmp_path: Path, kept: Host, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,7 +136,7 @@ def test_another_secret(tmp_path: Path, kept: Host, monkeypatch: pytest.MonkeyPa
     other.chmod(0o600)
     monkeypatch.setenv(shared_secret.ENVIRONMENT, str(other))
     assert "its secret is another one\n    → give both ends the same secret file" in refused(kept.cpu)
-    assert kept.wait_for("turned 127.0.0.1 away: it does not know the secret")
+    assert kept.wait_for("refused 127.0.0.1: it does not know the secret")
 
 
 def test_other_versions_are_both_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,7 +163,7 @@ def test_strangers_are_turned_away_and_do_not_disturb(kept: Host) -> None:
     silent = socket.create_connection((address.host, address.port))
     with socket.create_connection((address.host, address.port)) as stranger:
         stranger.sendall(MAGIC + bytes(32) + bytes(32))
-        kept.wait_for("turned 127.0.0.1 away: it does not know the secret")
+        kept.wait_for("refused 127.0.0.1: it does not know the secret")
         found = b""
         while piece := stranger.recv(1000):
             found += piece
@@ -176,7 +176,12 @@ def test_strangers_are_turned_away_and_do_not_disturb(kept: Host) -> None:
 
 @pytest.mark.parametrize(
     ("text", "reason"),
-    [("short", "has 5 bytes"), ("x" * 20, "others may read"), (None, "cannot be read"), ("", "no secret is given")],
+    [
+        ("short", "has 5 bytes"),
+        ("x" * 20, "other users can read"),
+        (None, "cannot be read"),
+        ("", "no secret is given"),
+    ],
 )
 def test_a_bad_secret_is_refused(
     text: str | None, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -238,7 +243,7 @@ def test_a_worker_that_is_lost_is_named_and_the_model_goes_on_here(deed: str, ho
     text = str(caught.value)
     assert f"at {host.place})" in text
     assert "forward of layers.3" in text
-    assert ("SIGKILL" if deed == "die" else "did not answer for 3 s") in text
+    assert ("SIGKILL" if deed == "die" else "did not reply for 3 s") in text
     assert deed != "sleep" or "test_hosts_faults.py" in text  # its stacks, which its host has asked for
     assert [float(layer.count) for layer in model.layers[2:]] == [4.0, 3.0]  # the failed call is undone
     assert torch.equal(model(torch.ones(2, 8)).detach(), expected)

@@ -38,7 +38,7 @@ def test_a_call_whose_worker_dies_is_made_here(when: int, capsys: Any) -> None:
     for ours, theirs in zip(model.buffers(), expected.buffers(), strict=True):
         assert torch.equal(ours, theirs)
     model(inputs(0)).sum().backward()
-    assert "was ended by SIGKILL" in capsys.readouterr().err
+    assert "was killed by SIGKILL" in capsys.readouterr().err
 
 
 def train(model: nn.Module, before: Any = None) -> list[float]:
@@ -75,8 +75,8 @@ def test_steps_by_a_plan_go_on_here(tmp_path: Path, capsys: Any) -> None:
     assert managed.pipelined.journal.steps[CallPath.OVERLAPPED] >= 2
     said = capsys.readouterr().err
     assert said.count("runs in this process from now on") == 1
-    held = r"it held stages? [\d, ]+ of Sequential \([\d.]+ .B planned\), [\d.]+ .B of memory at the most"
-    assert re.search(rf"worker 0 .* SIGKILL; .*; {held}; .* can be had now → .*--accum-degree", said), said
+    held = r"it held stages? [\d, ]+ of Sequential \([\d.]+ .B planned\), [\d.]+ .B of memory at its peak"
+    assert re.search(rf"worker 0 .* SIGKILL; .*; {held}; .* available now → .*--accum-degree", said), said
 
 
 class Greedy(nn.Module):
@@ -102,7 +102,7 @@ def test_memory_that_a_worker_has_not_got_may_be_here(capsys: Any) -> None:
         assert torch.equal(model(inputs(when)), expected)
     said = capsys.readouterr().err
     assert re.search(
-        r"out of memory in worker 0, forward of 0: 4611686.0 TB could not be had, [\d.]+ .B of [^;]* can; smaller",
+        r"out of memory in worker 0, forward of 0: 4611686.0 TB could not be allocated, [\d.]+ .B of [^;]* available; smaller",
         said,
     )
     assert "OurFault" not in said

@@ -22,13 +22,13 @@ def test_a_kill_for_want_of_memory_is_told_apart(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(host_memory, "peak_child_memory", lambda: 2_500_000_000)
     facts, remedy = worker_failure.explain_kill(holds, [4, 0])
     assert facts == (
-        "it held stages 0, 2 of Net (1.2 GB planned), 2.5 GB of memory at the most; the kernel has ended a process for "
-        "want of memory since it started; 3.0 MB of the 8.0 GB of its control group can be had now"
+        "it held stages 0, 2 of Net (1.2 GB planned), 2.5 GB of memory at its peak; the kernel has killed a process for "
+        "lack of memory since it started; 3.0 MB of the 8.0 GB of its control group available now"
     )
     assert remedy == worker_failure.LESS_MEMORY
     facts, remedy = worker_failure.explain_kill(holds, [4, 1])
-    assert "counts no process" in facts
-    assert remedy.startswith("see who has sent the signal")
+    assert "has killed no process" in facts
+    assert remedy.startswith("find out who sent the signal")
 
 
 def test_the_machine_says_what_memory_it_has() -> None:

@@ -6,7 +6,7 @@
                                 │ ends, or the controller disconnects: the rest is cleaned up
 
 The listener itself runs nothing on behalf of a controller: it reads fixed sizes and, once authenticated, JSON. It
-exits with its last session unless told to keep running; sessions end with it.
+exits with its last session unless it is configured to keep running; sessions end with it.
 """
 
 from __future__ import annotations

@@ -208,7 +208,7 @@ class SharedParameters:
         if tensor.device not in (device.where, self.outside) or (
             id(tensor) in self.devices and not device.owns(tensor)
         ):
-            raise MisplacedTensor(f"the program has taken it to {tensor.device}")
+            raise MisplacedTensor(f"the script has moved it to {tensor.device}")
 
     def release(self, tensors: Iterable[torch.Tensor] | None = None) -> None:
         """Move tensors that no worker uses, or all, back to the device on which the script had them."""

@@ -41,7 +41,7 @@ class _OpenSlab:
 
     def __init__(self, window: MappedPool, slab: _Key, size: int) -> None:
         self.size = size
-        # No `freed`: the storage lives as long as this object, whoever else views at it.
+        # No `freed` callback: the storage lives as long as this object.
         self.memory = window.segments[slab[0]].view(slab[1], size)
         self.views: dict[Header, torch.Tensor] = {}
         # A storage has one Python object, which the script may hold without any tensor.

@@ -32,7 +32,7 @@ class DeviceBuffers(NamedTuple):
 class SegmentAnnouncement(NamedTuple):
     """Segments that the other end has not opened yet."""
 
-    plain: list[tuple[int, int, bytes, int]]  # buffers, size, what is needed to open it, number of descriptors
+    plain: list[tuple[int, int, bytes, int]]  # place of the device, size, data to open it, number of descriptors
     descriptors: list[int]
     segments: list[tuple[SharedMemoryPool, list[Segment]]]
 
