@@ -6,10 +6,10 @@ from functools import partial
 
 import pytest
 import torch
-from conformance.zoo.graph_checks import differences
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from conformance.zoo.graph_checks import differences
 from gemini import pipe_model
 from gemini.capture import capture
 from gemini.profiling import profile
