@@ -203,7 +203,7 @@ def test_a_stage_on_several_devices_is_refused(two) -> None:
 
 def test_other_numbers_of_workers_and_micro_batches(two, pool: WorkerPool) -> None:
     rows = [["0F0", "0B0"], ["1F0", "1B0"], [], [], []]
-    with pytest.raises(InvalidPlanError, match="a plan for 5 workers, there are 4"):
+    with pytest.raises(InvalidPlanError, match="a plan for 5 workers, the pool has 4"):
         Bench(two, pool).executor(program_of(two, rows))
     executor = Bench(two, pool).executor(program_of(two, library("1f1b", 2, 4)))
     with pytest.raises(InvalidPlanError, match="4 micro-batches, the step has 2"):

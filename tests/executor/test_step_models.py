@@ -263,6 +263,6 @@ def test_memory_does_not_grow(pool: WorkerPool) -> None:
         with torch.no_grad():
             evaluation.run(bench.request((x,), sizes, keep=tuple(bench.results)))
         taken.append(
-            [line.window.segments.__len__() for worker in pool.workers for line in worker.link.transport.lines]
+            [line.mapped.segments.__len__() for worker in pool.workers for line in worker.link.transport.buffers]
         )
     assert taken[2:] == taken[2:3] * 4

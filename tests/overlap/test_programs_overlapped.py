@@ -60,7 +60,7 @@ def test_trains_as_one_process(name: str, pool: WorkerPool) -> None:
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-11)
     for (key, one), other in zip(model.state_dict().items(), reference.state_dict().values(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9, msg=lambda text, key=key: f"{key}: {text}")
-    assert not any("OurFault" in reason for reason in story.reasons), str(story)
+    assert not any("InternalFault" in reason for reason in story.reasons), str(story)
     if program.path:
         assert story.steps.get(program.path, 0) >= STEPS - 2, str(story)
     if program.path == "undivided":

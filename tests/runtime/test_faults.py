@@ -232,7 +232,7 @@ def test_an_exception_that_is_dropped_frees_all_it_knew(pool: WorkerPool) -> Non
 def test_exceptions_leave_no_memory_behind(pool: WorkerPool) -> None:
     model, managed = started(pool, Net(32))
     workers = {unit.worker for unit in managed.remote_modules.values()}
-    held = lambda: [(sum(line.pool.size for line in w.link.transport.lines), len(w.mailbox.replies)) for w in workers]
+    held = lambda: [(sum(line.pool.size for line in w.link.transport.buffers), len(w.mailbox.replies)) for w in workers]
     sizes: list[Any] = []
     for _ in range(12):
         for _ in range(2):

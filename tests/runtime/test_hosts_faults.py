@@ -268,11 +268,11 @@ def test_a_listener_ends_with_its_controller(host: Host) -> None:
 
 PROGRAM = """
 import sys, torch
-from tests.runtime.test_hosts_faults import Model, dispatch, Managed, Crew
+from tests.runtime.test_hosts_faults import Model, dispatch, ManagedModel, WorkerPool
 torch.manual_seed(0)
-pool = Crew(1, 1, 30.0, [sys.argv[1]])
+pool = WorkerPool(1, 1, 30.0, [sys.argv[1]])
 model = Model()
-dispatch.manage(model, Managed(model, pool, quiet=True))
+dispatch.manage(model, ManagedModel(model, pool, quiet=True))
 for _ in range(2):
     model(torch.ones(2, 8))
 print("now", flush=True)

@@ -75,7 +75,7 @@ def test_a_slab_of_two_comes_back_after_both(borrowed: BorrowedBuffers) -> None:
 def test_contents_are_those_of_the_slab(borrowed: BorrowedBuffers) -> None:
     """Every reading sees what was written last, also after the program has moved its tensor to other memory."""
     row = row_of(SLABS[2])
-    memory = borrowed.window.segments[0].view(SLABS[2][1], 256).view(torch.float32)
+    memory = borrowed.mapped.segments[0].view(SLABS[2][1], 256).view(torch.float32)
     for value in range(4):
         memory.fill_(value)
         made = borrowed.read(row)

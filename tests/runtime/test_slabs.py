@@ -76,6 +76,6 @@ def test_without_the_other_end_memory_goes_with_its_last_tensor() -> None:
     assert found is not None
     for link in (here, there):
         link.transport.forget()
-        assert not link.transport.lines[0].pool.segments
-        assert not link.transport.lines[0].window.segments
+        assert not link.transport.buffers[0].pool.segments
+        assert not link.transport.buffers[0].mapped.segments
     assert torch.equal(found[0], torch.arange(1 << 15))

@@ -102,7 +102,8 @@ def test_memory_that_a_worker_has_not_got_may_be_here(capsys: Any) -> None:
         assert torch.equal(model(inputs(when)), expected)
     said = capsys.readouterr().err
     assert re.search(
-        r"out of memory in worker 0, forward of 0: 4611686.0 TB could not be allocated, [\d.]+ .B of [^;]* available; smaller",
+        r"out of memory in worker 0, forward of 0: 4611686.0 TB could not be allocated, "
+        r"[\d.]+ .B of [^;]* available; smaller",
         said,
     )
-    assert "OurFault" not in said
+    assert "InternalFault" not in said

@@ -148,7 +148,7 @@ def test_memory_is_used_again_once_the_receiver_is_done(ends: tuple[Link, Link])
         found = arrived(ends, torch.randn(1 << 20))
         del found
         arrived((ends[1], ends[0]), None)  # the news travel with the next message
-    assert ends[0].transport.lines[0].pool.size <= SEGMENT
+    assert ends[0].transport.buffers[0].pool.size <= SEGMENT
 
 
 def test_memory_is_kept_while_a_view_lives(ends: tuple[Link, Link]) -> None:

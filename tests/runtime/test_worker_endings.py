@@ -22,8 +22,8 @@ def test_a_kill_for_want_of_memory_is_told_apart(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(host_memory, "peak_child_memory", lambda: 2_500_000_000)
     facts, remedy = worker_failure.explain_kill(holds, [4, 0])
     assert facts == (
-        "it held stages 0, 2 of Net (1.2 GB planned), 2.5 GB of memory at its peak; the kernel has killed a process for "
-        "lack of memory since it started; 3.0 MB of the 8.0 GB of its control group available now"
+        "it held stages 0, 2 of Net (1.2 GB planned), 2.5 GB of memory at its peak; the kernel has killed a process "
+        "for lack of memory since it started; 3.0 MB of the 8.0 GB of its control group available now"
     )
     assert remedy == worker_failure.LESS_MEMORY
     facts, remedy = worker_failure.explain_kill(holds, [4, 1])

@@ -40,7 +40,7 @@ class _FormerStorage(NamedTuple):
     """A shared storage that a tensor has, or had before."""
 
     view: torch.Tensor
-    place: MemoryPosition
+    position: MemoryPosition
     number: int
 
 
@@ -57,14 +57,14 @@ class TensorMapper(Protocol):
 
     @property
     def workers(self) -> Sequence[_MappingWorker]:
-        """All workers, by place."""
+        """All workers, by index."""
         ...
 
     def map_tensors(self, segment: Segment, layouts: list[TensorLayout], device: str) -> int:
         """Map tensors of a segment in the workers of a device; return the number of the first."""
         ...
 
-    def forget_model(self, modules: list[int], layouts: list[int], segments: list[Segment]) -> None:
+    def forget_model(self, modules: list[int], tensors: list[int], segments: list[Segment]) -> None:
         """Note that a model is gone, with its modules, tensors and segments."""
         ...
 
@@ -86,13 +86,13 @@ class PlacedModule(Protocol):
 class SharedParameters:
     """The shared storage of each tensor of a model, under the same numbers in all processes."""
 
-    def __init__(self, pool: TensorMapper, outside: torch.device) -> None:
+    def __init__(self, pool: TensorMapper, model_device: torch.device) -> None:
         self.pool = pool
         self.lock = threading.RLock()  # held while tensors are moved
-        self.outside = outside  # where the script has put the model
+        self.model_device = model_device  # where the script has put the model
         self.tensors: dict[int, torch.Tensor] = {}  # referenced, so that no identity is reused
         self.views: dict[int, torch.Tensor] = {}  # of the shared storages
-        self.places: dict[int, MemoryPosition] = {}
+        self.positions: dict[int, MemoryPosition] = {}
         self.devices: dict[int, str] = {}  # the device of each shared storage
         self.relocations = 0  # times that tensors got a new storage; workers installed before use the old ones
         self.module_numbers: list[int] = []  # of the modules that workers run
@@ -123,11 +123,11 @@ class SharedParameters:
                 self.tensors[id(tensor)] = tensor
                 self.devices[id(tensor)] = device.name
                 self.views[id(tensor)] = tensor.detach()
-                (self.places[id(tensor)],) = memory_positions([tensor])
+                (self.positions[id(tensor)],) = memory_positions([tensor])
                 self._number_of[id(tensor)] = number
                 self._register(tensor, device)
             device.trim()
-        if device.where != self.outside:
+        if device.where != self.model_device:
             move_optimizer_state(tensors)
 
     def ensure_shared(self, tensors: Sequence[torch.Tensor], device: Device) -> bool:
@@ -142,21 +142,21 @@ class SharedParameters:
 
     def _are_shared(self, tensors: Sequence[torch.Tensor], device: Device) -> bool:
         identities = [*map(id, tensors)]
-        if memory_positions(tensors) != [*map(self.places.get, identities)]:
+        if memory_positions(tensors) != [*map(self.positions.get, identities)]:
             return False
         return {*map(self.devices.get, identities)} <= {device.name}
 
     def _move_to_shared(self, tensors: Sequence[torch.Tensor], device: Device) -> bool:
-        unplaced, moves = [], self.relocations
-        places, devices, name = self.places, self.devices, device.name
+        unplaced, before = [], self.relocations
+        positions, devices, name = self.positions, self.devices, device.name
         now = memory_positions(tensors)
         views_by_storage = self._count_views()
-        for tensor, place in zip(tensors, now, strict=True):
-            if places.get(id(tensor)) == place and devices[id(tensor)] == name:
+        for tensor, position in zip(tensors, now, strict=True):
+            if positions.get(id(tensor)) == position and devices[id(tensor)] == name:
                 continue
             self._check(tensor, device)
             view = self.views.get(id(tensor))
-            if self._return(tensor, device, partial(_has_position, place)):
+            if self._return(tensor, device, partial(_has_position, position)):
                 continue  # it is there already
             if view is not None and _is_free(view, tensor, views_by_storage):
                 view.copy_(tensor.detach())
@@ -166,31 +166,31 @@ class SharedParameters:
                 unplaced.append(tensor)
         if unplaced:
             self._share(unplaced, device)
-        return self.relocations != moves
+        return self.relocations != before
 
     def _count_views(self) -> Counter[int]:
         """Return the number of shared views by storage: tensors of the model that share memory have views that do."""
-        former = (former.view for layouts in self._former.values() for former in layouts)
+        former = (one.view for storages in self._former.values() for one in storages)
         return Counter(view.untyped_storage()._cdata for view in (*self.views.values(), *former))
 
     def _retain_storage(self, tensor: torch.Tensor, device: Device) -> None:
         """Retain the current storage of a tensor that gets a new one: the script may put the tensor back."""
         if self.devices.get(id(tensor)) == device.name:
-            former = _FormerStorage(self.views[id(tensor)], self.places[id(tensor)], self._number_of[id(tensor)])
+            former = _FormerStorage(self.views[id(tensor)], self.positions[id(tensor)], self._number_of[id(tensor)])
             self._former.setdefault(id(tensor), []).append(former)
 
     def _return(self, tensor: torch.Tensor, device: Device, suits: Callable[[_FormerStorage], bool]) -> bool:
         """Move a tensor back to the first former storage that suits; return whether there is one."""
-        layouts = self._former.get(id(tensor), [])
-        at = next((at for at, former in enumerate(layouts) if suits(former)), None)
+        storages = self._former.get(id(tensor), [])
+        at = next((at for at, former in enumerate(storages) if suits(former)), None)
         if at is None:
             return False
-        former = layouts.pop(at)
-        if memory_positions([tensor]) != [former.place]:
+        former = storages.pop(at)
+        if memory_positions([tensor]) != [former.position]:
             former.view.copy_(tensor.detach())
             tensor.data = former.view
         self._retain_storage(tensor, device)
-        self.views[id(tensor)], self.places[id(tensor)], self._number_of[id(tensor)] = former
+        self.views[id(tensor)], self.positions[id(tensor)], self._number_of[id(tensor)] = former
         self._register(tensor, device)
         self.relocations += 1
         return True
@@ -205,7 +205,7 @@ class SharedParameters:
         owner = self.devices.get(id(tensor), device.name)
         if owner != device.name:
             raise MisplacedTensor(f"it shares a tensor with a module on {owner}")
-        if tensor.device not in (device.where, self.outside) or (
+        if tensor.device not in (device.where, self.model_device) or (
             id(tensor) in self.devices and not device.owns(tensor)
         ):
             raise MisplacedTensor(f"the script has moved it to {tensor.device}")
@@ -213,16 +213,16 @@ class SharedParameters:
     def release(self, tensors: Iterable[torch.Tensor] | None = None) -> None:
         """Move tensors that no worker uses, or all, back to the device on which the script had them."""
         for tensor in list(self.tensors.values()) if tensors is None else tensors:
-            if id(tensor) in self.devices and tensor.device != self.outside:
+            if id(tensor) in self.devices and tensor.device != self.model_device:
                 self.devices.pop(id(tensor))
                 self.views.pop(id(tensor))
-                self.places.pop(id(tensor))
+                self.positions.pop(id(tensor))
                 self._former.pop(id(tensor), None)
                 for worker in self.pool.workers:
                     worker.link.shared_numbers.pop(id(tensor), None)
-                tensor.data = tensor.data.to(self.outside)
+                tensor.data = tensor.data.to(self.model_device)
                 if tensor.grad is not None:
-                    tensor.grad = tensor.grad.to(self.outside)
+                    tensor.grad = tensor.grad.to(self.model_device)
 
 
 def _leave(
@@ -238,16 +238,16 @@ def _leave(
 def _is_free(view: torch.Tensor, tensor: torch.Tensor, views_by_storage: Counter[int]) -> bool:
     """Return whether a tensor fits into a shared storage that the script does not reference any more."""
     handle = view.untyped_storage()  # counts as one reference
-    layouts = views_by_storage[handle._cdata]  # each has our view and, except for this one, a tensor of the model
-    return _has_layout(view, tensor) and (_count is None or _count(handle._cdata) <= 2 * layouts)
+    views = views_by_storage[handle._cdata]  # each with, except for this one, a tensor of the model
+    return _has_layout(view, tensor) and (_count is None or _count(handle._cdata) <= 2 * views)
 
 
 def _suits_contents(tensor: torch.Tensor, views_by_storage: Counter[int], former: _FormerStorage) -> bool:
     return _is_free(former.view, tensor, views_by_storage)
 
 
-def _has_position(place: MemoryPosition, former: _FormerStorage) -> bool:
-    return former.place == place
+def _has_position(position: MemoryPosition, former: _FormerStorage) -> bool:
+    return former.position == position
 
 
 def _has_layout(view: torch.Tensor, tensor: torch.Tensor) -> bool:

@@ -144,7 +144,7 @@ class RemoteWorker(WorkerHandle):
     def ensure_shared(self, module: PlacedModule) -> bool:
         """Give the worker replicas of a module's tensors that can hold their contents."""
         for tensor in module.tensors:
-            if tensor.device != module.shared_parameters.outside:
+            if tensor.device != module.shared_parameters.model_device:
                 raise MisplacedTensor(f"a tensor of it is on {tensor.device}, its worker's on {self.address}")
         found = self.replicas.get(module.number)
         if found is not None and found[1].fits(module.tensors):

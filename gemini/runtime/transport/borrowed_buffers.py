@@ -39,10 +39,10 @@ class _OpenSlab:
 
     __slots__ = ("address", "handle", "handles", "memory", "size", "storage", "tensors", "views")
 
-    def __init__(self, window: MappedPool, slab: _Key, size: int) -> None:
+    def __init__(self, mapped: MappedPool, slab: _Key, size: int) -> None:
         self.size = size
         # No `freed` callback: the storage lives as long as this object.
-        self.memory = window.segments[slab[0]].view(slab[1], size)
+        self.memory = mapped.segments[slab[0]].view(slab[1], size)
         self.views: dict[Header, torch.Tensor] = {}
         # A storage has one Python object, which the script may hold without any tensor.
         self.handle = self.memory.untyped_storage()
@@ -88,8 +88,8 @@ class BufferGroup:
 class BorrowedBuffers:
     """The borrowed slabs of one mapped pool."""
 
-    def __init__(self, window: MappedPool) -> None:
-        self.window = window
+    def __init__(self, mapped: MappedPool) -> None:
+        self.mapped = mapped
         self._open: dict[_Key, _OpenSlab] = {}
         self._version = 0  # changes when a slab is opened again
         self._out: dict[_Key, _OpenSlab] = {}  # that the script may reference
@@ -123,7 +123,7 @@ class BorrowedBuffers:
             if opened is None or opened.size != size:
                 if opened is not None:
                     self._version += 1
-                opened = self._open[slab] = _OpenSlab(self.window, slab, size)
+                opened = self._open[slab] = _OpenSlab(self.mapped, slab, size)
             group.opened[slab] = opened
             group.views.append(opened.view(header))
         group.version = self._version

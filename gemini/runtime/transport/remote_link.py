@@ -99,14 +99,16 @@ class RemoteTensorTransport(TensorTransport):
 
     def __init__(self, device: Device, p2p: P2PChannel) -> None:
         super().__init__(device)
-        lines: list[Any] = [DeviceBuffers(buffers.device, *_ends(p2p, buffers.device)) for buffers in self.lines]
-        self.lines, self.borrowed = lines, None
+        buffers_by_device: list[Any] = [
+            DeviceBuffers(buffers.device, *_ends(p2p, buffers.device)) for buffers in self.buffers
+        ]
+        self.buffers, self.borrowed = buffers_by_device, None
 
     def transmit(self, headers: list[tuple[int, Any] | None]) -> None:
         """Send the contents of the tensors of a frame that has been sent."""
         for header in headers:
             if header is not None and header[0] >= 0:
-                pool: Any = self.lines[header[0]].pool
+                pool: Any = self.buffers[header[0]].pool
                 for slab in tensor_header.slabs_of(header[1]):
                     pool.transmit(Slab(*slab))
 

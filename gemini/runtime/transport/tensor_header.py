@@ -122,7 +122,7 @@ def slabs_of(header: Header | None) -> list[tuple[int, int, int]]:
     return [header[1]] if header[0] in ("slab", "part") else [*slabs_of(header[1]), *slabs_of(header[2])]
 
 
-def read(window: MappedPool, header: Header) -> torch.Tensor:
+def read(mapped: MappedPool, header: Header) -> torch.Tensor:
     """Return the tensor of a header."""
     if header[0] == "inline":
         _, contents, name, shape, strides, requires_grad = header
@@ -131,33 +131,33 @@ def read(window: MappedPool, header: Header) -> torch.Tensor:
             found = torch.scalar_tensor(number, dtype=_dtype(name), device=_MAIN)
         else:
             found = _copy_inline(contents, _dtype(name), shape, strides)
-        if not window.is_main:
-            found = found.to(window.where)
+        if not mapped.is_main:
+            found = found.to(mapped.where)
         return found.requires_grad_() if requires_grad else found
     kind, where, *rest = header
     if kind == "coo":
         values, shape, coalesced = rest
         return torch.sparse_coo_tensor(
-            read(window, where), read(window, values), shape, is_coalesced=coalesced, check_invariants=False
+            read(mapped, where), read(mapped, values), shape, is_coalesced=coalesced, check_invariants=False
         )
     if kind == "spread":
-        return _restore_gaps(read(window, where), *rest)
+        return _restore_gaps(read(mapped, where), *rest)
     if kind == "turned":
-        return _restore_flags(read(window, where), *rest)
+        return _restore_flags(read(mapped, where), *rest)
     name, shape, strides, requires_grad = rest
     dtype = _dtype(name)
-    memory = window.view(Slab(*where), _span(shape, strides) * dtype.itemsize)
+    memory = mapped.view(Slab(*where), _span(shape, strides) * dtype.itemsize)
     # Not a view: autograd restricts in-place writes to views.
-    empty = torch.empty(0, dtype=dtype, device=window.where)
+    empty = torch.empty(0, dtype=dtype, device=mapped.where)
     found = empty.set_(memory.untyped_storage(), 0, shape, strides or _contiguous(shape))
     return found.requires_grad_() if requires_grad else found
 
 
-def read_part(window: MappedPool, header: Header, opened: dict[Any, torch.Tensor]) -> torch.Tensor:
+def read_part(mapped: MappedPool, header: Header, opened: dict[Any, torch.Tensor]) -> torch.Tensor:
     """Return a tensor in a shared slab; each slab is opened once and recorded in `opened`."""
     _, slab, size, *part = header
     if slab not in opened:
-        opened[slab] = window.view(Slab(*slab), size)
+        opened[slab] = mapped.view(Slab(*slab), size)
     return TensorPart(*part).view(opened[slab])
 
 

@@ -26,7 +26,7 @@ class DeviceBuffers(NamedTuple):
 
     device: Device
     pool: SharedMemoryPool
-    window: MappedPool
+    mapped: MappedPool
 
 
 class SegmentAnnouncement(NamedTuple):
@@ -43,29 +43,29 @@ class TensorTransport:
     def __init__(self, device: Device | None = None) -> None:
         self.device = device or Cpu()
         devices = [self.device] if self.device.owns(torch.empty(0)) else [self.device, Cpu()]
-        self.lines = [DeviceBuffers(one, SharedMemoryPool(one), MappedPool(one)) for one in devices]
+        self.buffers = [DeviceBuffers(one, SharedMemoryPool(one), MappedPool(one)) for one in devices]
         self._is_plain = type(devices[0]) is Cpu
-        self.borrowed = BorrowedBuffers(self.lines[0].window) if self._is_plain and ARE_COUNTED else None
+        self.borrowed = BorrowedBuffers(self.buffers[0].mapped) if self._is_plain and ARE_COUNTED else None
 
     def write(self, tensor: torch.Tensor) -> tuple[int, Any]:
         """Write a tensor to shared memory; return the device's place and the header, which are plain data."""
         if self._is_plain and tensor.is_cpu:
-            return 0, tensor_header.write(self.lines[0].pool, tensor)
-        for at, buffers in enumerate(self.lines):
+            return 0, tensor_header.write(self.buffers[0].pool, tensor)
+        for at, buffers in enumerate(self.buffers):
             if buffers.device.owns(tensor):
                 return at, tensor_header.write(buffers.pool, tensor)
         raise UnsendableTensor(f"a tensor on {tensor.device}")
 
     def read(self, header: tuple[int, Any]) -> torch.Tensor:
         """Return the tensor of a header."""
-        return tensor_header.read(self.lines[header[0]].window, header[1])
+        return tensor_header.read(self.buffers[header[0]].mapped, header[1])
 
     def borrow(self, group: BufferGroup) -> list[torch.Tensor]:
         """Return the tensors of a group of parts of slabs."""
         if self.borrowed is not None:
             return self.borrowed.read(group)
         opened: dict[Any, torch.Tensor] = {}
-        return [tensor_header.read_part(self.lines[at].window, header, opened) for at, header in group.headers]
+        return [tensor_header.read_part(self.buffers[at].mapped, header, opened) for at, header in group.headers]
 
     def prepare(self, group: BufferGroup) -> list[torch.Tensor] | None:
         """Return the very tensors that the next `borrow` returns, if nothing changes; None if that is not certain."""
@@ -74,34 +74,34 @@ class TensorTransport:
     def release_borrowed(self) -> None:
         """Mark idle borrowed slabs for release with the next message."""
         if self.borrowed is not None:
-            self.lines[0].window.restore_released(self.borrowed.collect_idle())
+            self.buffers[0].mapped.restore_released(self.borrowed.collect_idle())
 
     def forget(self) -> None:
         """Drop all memory: the other end is gone."""
-        for buffers in self.lines:
+        for buffers in self.buffers:
             buffers.pool.forget()
-            buffers.window.forget()
+            buffers.mapped.forget()
         if self.borrowed is not None:
             self.borrowed.forget()
 
     def trim(self) -> None:
         """Return free memory to the system."""
-        for buffers in self.lines:
+        for buffers in self.buffers:
             buffers.pool.trim()
 
     # ── memory ─────────────────────────────────────────────────────────────────────────────────────────────────
     @property
     def has_updates(self) -> bool:
         """Whether new segments or slabs to release wait for the next message."""
-        for buffers in self.lines:  # noqa: SIM110 - runs for every message: a generator is slower
-            if buffers.pool.has_updates or buffers.window.has_updates:
+        for buffers in self.buffers:  # noqa: SIM110 - runs for every message: a generator is slower
+            if buffers.pool.has_updates or buffers.mapped.has_updates:
                 return True
         return False
 
     def unannounced(self) -> SegmentAnnouncement:
         """Return the segments that must be announced before headers written so far can be read."""
         found = SegmentAnnouncement([], [], [])
-        for at, buffers in enumerate(self.lines):
+        for at, buffers in enumerate(self.buffers):
             segments = buffers.pool.unannounced()
             for segment in segments:
                 shared, descriptors = segment.shared()
@@ -119,17 +119,17 @@ class TensorTransport:
     def open_segments(self, announcement: list[tuple[int, int, bytes, int]], descriptors: list[int]) -> list[int]:
         """Open new segments of the other end; return the descriptors that belong to the message itself."""
         for at, size, shared, count in announcement:
-            self.lines[at].window.open_segment(size, shared, tuple(descriptors[:count]))
+            self.buffers[at].mapped.open_segment(size, shared, tuple(descriptors[:count]))
             descriptors = descriptors[count:]
         return descriptors
 
     def pop_released(self) -> list[list[tuple[int, int, int]]]:
         """Return the slabs to release, by device, each once."""
-        return [buffers.window.pop_released() for buffers in self.lines]
+        return [buffers.mapped.pop_released() for buffers in self.buffers]
 
     def release(self, slabs: list[list[tuple[int, int, int]]]) -> None:
         """Take back slabs that the other end has released."""
-        for buffers, found in zip(self.lines, slabs, strict=False):
+        for buffers, found in zip(self.buffers, slabs, strict=False):
             if found:
                 buffers.pool.release([Slab(*slab) for slab in found])
 
@@ -137,9 +137,9 @@ class TensorTransport:
         """Free the slabs of headers that were written and will not be sent."""
         for header in headers:
             if header is not None and header[0] >= 0:
-                self.lines[header[0]].pool.release([Slab(*slab) for slab in tensor_header.slabs_of(header[1])])
+                self.buffers[header[0]].pool.release([Slab(*slab) for slab in tensor_header.slabs_of(header[1])])
 
     def restore_released(self, slabs: list[list[tuple[int, int, int]]]) -> None:
         """Put released slabs back that could not be reported."""
-        for buffers, found in zip(self.lines, slabs, strict=True):
-            buffers.window.restore_released(found)
+        for buffers, found in zip(self.buffers, slabs, strict=True):
+            buffers.mapped.restore_released(found)

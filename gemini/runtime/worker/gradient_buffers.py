@@ -59,8 +59,8 @@ class BufferLayout(NamedTuple):
 class GradientBuffers:
     """The gradients of one worker in one step; also set as `grad` of the parameters, to which autograd adds."""
 
-    def __init__(self, link: Link, places: BufferLayout) -> None:
-        self.link, self.places = link, places
+    def __init__(self, link: Link, layout: BufferLayout) -> None:
+        self.link, self.layout = link, layout
         self._shared: dict[int, SharedGradient] = {}
         self._shelf: tuple[Slab, torch.Tensor] | None = None
 
@@ -84,24 +84,24 @@ class GradientBuffers:
 
     def _allocate(self, parameter: torch.Tensor) -> SharedGradient:
         at, buffers = self._device_buffers(parameter)
-        part = None if at else self.places.small.get(id(parameter))
+        part = None if at else self.layout.small.get(id(parameter))
         if part is None:
-            own = self.places.large.get(id(parameter)) or TensorPart.like(parameter.detach())
+            own = self.layout.large.get(id(parameter)) or TensorPart.like(parameter.detach())
             size = max(parameter.nbytes, 1)
             slab = buffers.pool.take(size)
             header, total = own.on(slab, buffers.pool.view(slab, size))
         else:
             if self._shelf is None:
-                slab = buffers.pool.take(self.places.size)
-                self._shelf = slab, buffers.pool.view(slab, self.places.size)
+                slab = buffers.pool.take(self.layout.size)
+                self._shelf = slab, buffers.pool.view(slab, self.layout.size)
             header, total = part.on(*self._shelf)
         shared = self._shared[id(parameter)] = SharedGradient(parameter, total, at, header)
         parameter.grad = total
         return shared
 
     def _device_buffers(self, parameter: torch.Tensor) -> tuple[int, DeviceBuffers]:
-        lines = self.link.transport.lines
-        return next((at, buffers) for at, buffers in enumerate(lines) if buffers.device.owns(parameter))
+        devices = enumerate(self.link.transport.buffers)
+        return next((at, buffers) for at, buffers in devices if buffers.device.owns(parameter))
 
     def hand_over(self) -> list[SharedGradient]:
         """Return all gradients, which belong to the controller from now on, unless the step fails in another worker."""
@@ -115,6 +115,6 @@ class GradientBuffers:
         slabs = {
             (shared.device, *slab) for shared in self.hand_over() for slab in tensor_header.slabs_of(shared.header)
         }
-        for buffers, *slab in slabs:
-            self.link.transport.lines[buffers].pool.release([Slab(*slab)])
+        for device, *slab in slabs:
+            self.link.transport.buffers[device].pool.release([Slab(*slab)])
         self._shared, self._shelf = {}, None

@@ -66,7 +66,7 @@ class PeerLinks:
     def release_slabs(self, least: int = _ENOUGH) -> None:
         """Report released slabs to peers, if no other message has carried them."""
         for peer, link in self.links.items():
-            pending = sum(line.window.pending_releases for line in link.transport.lines)
+            pending = sum(one.mapped.pending_releases for one in link.transport.buffers)
             if pending >= least:
                 self.send(peer, PeerMessage(self.step, "", 0, [], b"", []))
 
