@@ -85,7 +85,7 @@ def _quotient(op: str, parts: list[Any], counts: list[bool], plain: Any) -> Any:
 
 
 def number_at(expr: Any, values: Mapping[Hashable, TensorValue], samples: int) -> Any:
-    """The number on so many samples; None for one that is read from data, or that sizes do not tell."""
+    """Return the number for so many samples; None for one read from data, or not determined by sizes."""
     if not isinstance(expr, Expr):
         return expr
     if expr.op in ARITHMETIC:

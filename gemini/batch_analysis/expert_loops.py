@@ -158,7 +158,7 @@ class _ExpertTracer(Tracer):
             return self._choose_rows(name, tensor, args, kwargs)
         if tensor is not None and short == "unbind" and not tensor.numel() and self.origin(tensor).node in self.lists:
             return ()
-        self.parting = short in concretize.PARTS  # how many parts there are: rows are not taken apart, as its rule says
+        self.parting = short in concretize.PARTS  # its number of parts; its rule refuses to unpack rows
         try:
             output = super()._record(func, name, args, kwargs)
         finally:

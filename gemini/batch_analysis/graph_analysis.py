@@ -112,7 +112,7 @@ def prove_graph(
     forms.interpreter.extend(statements)
     settle_guards(forms.interpreter, graph)
     settle_assignments(forms.interpreter, graph)
-    if graph.rolled:  # at last: a write that is looked at again takes back what it has blocked
+    if graph.rolled:  # last: analysing a write again clears what it blocked
         forms.interpreter.blocked = forms.interpreter.blocked or settle_branches(forms.interpreter, graph, bound)
     return forms
 

@@ -213,7 +213,7 @@ def _differ(
 
 
 def _part(forms: GraphKinds, ref: Ref, made: Any, where: tuple[int, int, int]) -> Any:
-    """What a node that draws random numbers gave some of the samples."""
+    """Return the part of some samples of the result of a node that draws random numbers."""
     if isinstance(made, torch.Tensor):
         kind = forms.kind(ref)
         return kind.take(made, *where).clone() if isinstance(kind, Shard) else made.clone()

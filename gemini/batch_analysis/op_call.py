@@ -45,7 +45,7 @@ class SampleCount(int):
 
 @dataclass(frozen=True)
 class UnknownNumber:
-    """A number that depends on the number of samples in another way."""
+    """A number that depends on the number of samples, but is no multiple of it."""
 
 
 @dataclass(frozen=True)

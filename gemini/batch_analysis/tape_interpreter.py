@@ -75,7 +75,7 @@ def _failed_input(op: Op, values: dict[int, Any]) -> FailedValue | None:
 
 
 def replay_tape(tape: Tape, ops: Iterable[int], values: dict[int, Any]) -> None:
-    """Run some ops of a tape on its own operands; errors are kept until the script reads one of the results."""
+    """Run some ops of a tape on its operands; errors are stored until the script reads one of the results."""
     run_ops(((at, tape.ops[at]) for at in ops), values, operands=tape.operands, keep_failures=True)
 
 

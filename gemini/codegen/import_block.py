@@ -1,4 +1,4 @@
-"""Import block: the names that a generated file imports, each spelled in one way."""
+"""Import block: the names that a generated file imports, each in one spelling."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Loop search: when neighbouring parts of a stage are iterations of one loop, and that loop.
 
 A part is a layer `prefix.index` with the glue code that follows it, several such layers, or one call of a module that
-is called repeatedly. Parts are equal if they are the same steps with the same arguments, where a reference into the part
-itself keeps its place, and one into the part before it becomes a value carried from iteration to iteration:
+is called repeatedly. Parts are equal if they are the same steps with the same arguments, where a reference into the
+part itself keeps its place, and one into the part before it becomes a value carried between iterations:
 
     part 6   q = query(h)    a = attend(q, mask)   o = out(a, h)         h: value from before the loop
     part 7   q = query(o₆)   a = attend(q, mask)   o = out(a, o₆)        o₆: carried, mask: the same in all

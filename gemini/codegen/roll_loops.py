@@ -47,7 +47,7 @@ class Rolled:
 def roll(
     graph: Graph, steps: list[StageStep], interface: Interface, paths: Paths, apart: Collection[int] = ()
 ) -> Rolled:
-    """Return the steps of a stage with its equal layers rolled; `paths` says how the stage reaches what it holds.
+    """Return the steps of a stage with its equal layers rolled; `paths` maps modules to their access in the stage.
 
     Nodes in `apart` equal no other.
     """

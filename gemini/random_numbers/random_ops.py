@@ -44,9 +44,8 @@ NEW = {
 }
 DROPOUT = {aten.native_dropout.default}
 
-
 _DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
-# Python functions of torch that draw; for ops in C++ `is_random_op` answers.
+# Python functions of torch with random ops; `is_random_op` covers ops in C++.
 _PYTHON_FUNCTIONS = frozenset((
     *_DROPOUTS, "gumbel_softmax", "fractional_max_pool2d", "fractional_max_pool3d",
     "fractional_max_pool2d_with_indices", "fractional_max_pool3d_with_indices", "multi_head_attention_forward",
@@ -54,11 +53,9 @@ _PYTHON_FUNCTIONS = frozenset((
     "xavier_uniform_", "xavier_normal_", "kaiming_uniform_", "kaiming_normal_", "orthogonal_", "sparse_", "rnn_tanh",
     "rnn_relu", "lstm", "gru",
 ))  # fmt: skip
-TRAINING_ARGUMENT = {
-    **dict.fromkeys(_DROPOUTS, 2),
-    "rrelu": 3,
-}  # position of `training`, without which nothing is drawn
-# The functions that nearly all code of models draws through; `rng_patches` watches them.
+# Position of the argument `training`: without it nothing is drawn.
+TRAINING_ARGUMENT = {**dict.fromkeys(_DROPOUTS, 2), "rrelu": 3}
+# The functions that contain nearly all random ops of models; `rng_patches` watches them.
 PATCHED: tuple[tuple[Any, str], ...] = (
     *((torch.nn.functional, name) for name in (*_DROPOUTS, "scaled_dot_product_attention", "gumbel_softmax")),
     *((torch, name) for name in ("dropout", "rand", "randn", "randint", "rand_like", "randn_like", "randint_like")),

@@ -48,8 +48,8 @@ _patches = [_patch(original) for original in _originals]
 def watch_random_functions(watch: Watch) -> Iterator[None]:
     """Run the patched functions that this thread calls inside `watch()`."""
     before, _watching.watch = _watching.watch, watch
-    for (owner, name), door in zip(PATCHED, _patches, strict=True):
-        setattr(owner, name, door)
+    for (owner, name), patch in zip(PATCHED, _patches, strict=True):
+        setattr(owner, name, patch)
     try:
         yield
     finally:

@@ -1,12 +1,12 @@
-"""Lowering: from the orders of a program to what each worker receives and sends around every action.
+"""Lowering: from the orders of a program to the transfers of each worker around every action.
 
     1F0     receives hidden of 0 from worker 0      sends logits to worker 2
     1B0     receives the gradients of logits from   sends the gradient of hidden to worker 0
             all stages that read them
 
-A value goes once to each worker that needs it. Gradients go from each reader to the maker, which adds them up, last
-reader first. Who waits for whom is acyclic, or the plan is refused before it runs: since whoever sends never waits for
-the receiver, nobody then waits for ever.
+A value goes once to each worker that needs it. Gradients go from each reader to the maker, which sums them, last reader
+first. The dependencies between actions are acyclic, or the plan is refused before it runs: a sender never waits for the
+receiver, so an acyclic plan cannot deadlock.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TAIL = "tail"  # the kind of the task that runs both
 
 
 class Task(NamedTuple):
-    """One action of a worker. Whatever is not named as a transfer stays in the worker."""
+    """One action of a worker; values without a transfer stay in the worker."""
 
     kind: str
     stage: int
@@ -36,12 +36,12 @@ class Task(NamedTuple):
 
     @property
     def action(self) -> Action:
-        """Its name."""
+        """The schedule action."""
         return Action(self.stage, self.kind, self.mid)
 
 
 class Readers(NamedTuple):
-    """Who reads a value: stages, in order, and the loss as the last."""
+    """The readers of a value: stages, in order, and the loss as the last."""
 
     source: int | None
     stages: tuple[int, ...]
@@ -59,14 +59,14 @@ class Lowered:
     tail: Tail | None = None
 
     def edges(self) -> set[tuple[int, int]]:
-        """The pairs of workers that exchange something, lower number first."""
+        """Return the pairs of workers that exchange values, lower number first."""
         pairs = {(min(w, p), max(w, p)) for w, row in enumerate(self.tasks) for t in row for p, _ in t.sends}
         pairs |= {(min(w, p), max(w, p)) for w, row in enumerate(self.tasks) for t in row for p in t.state_to}
         return {pair for pair in pairs if pair[0] != pair[1]}
 
 
 def lower(program: StepProgram, loss: Loss | None) -> Lowered:
-    """What every worker does; raises InvalidPlanError where the orders would wait for each other for ever."""
+    """Return the tasks of every worker; raises InvalidPlanError where the orders would deadlock."""
     names = set(loss.port_names()) if loss is not None else set()
     readers: dict[str, Readers] = {}
     tail, last = program.tail, None if program.tail is None else program.tail.stage
@@ -82,7 +82,7 @@ def lower(program: StepProgram, loss: Loss | None) -> Lowered:
     loss_stage = max((stage for stage in sources if stage is not None), default=program.nstages - 1)
     if tail is not None:
         loss_stage = program.nstages - 1
-    elif loss is not None:  # it may have weights of its own where nothing in its stage learns
+    elif loss is not None:  # it may have weights where its stage has none that train
         program = program.with_backward(loss_stage)
     lowering = _Lowering(program, readers, loss_stage if loss is not None else LOSS)
     lowering.check()
@@ -98,7 +98,7 @@ class _Lowering:
         self.tail = self._add_tail() if program.tail is not None else None
 
     def _add_tail(self) -> Action:
-        """Put the tail in the order of its worker: after all forwards, before any gradient."""
+        """Insert the tail in the order of its worker: after all forwards, before any gradient."""
         program, row = self.program, self.rows[self.program.tail_worker]
         stage = program.tail.stage if program.tail is not None else None
         tail = Action(program.nstages - 1 if stage is None else stage, TAIL, 0)
@@ -112,7 +112,7 @@ class _Lowering:
 
     # ── transfers ──────────────────────────────────────────────────────────────────────────────────────────────
     def task(self, worker: int, action: Action) -> Task:
-        """An action with what it sends."""
+        """Return an action with its transfers."""
         sends: dict[int, list[str]] = {}
         interface = self.program.interfaces[action.stage]
         if action.btype == FORWARD:
@@ -141,15 +141,15 @@ class _Lowering:
         )  # fmt: skip
 
     def _state_to(self, action: Action) -> tuple[int, ...]:
-        """Who waits for the state that the generator has after a forward: workers of the next stage that draws."""
+        """Return the workers of the next stage with random ops: they wait for the generator state after a forward."""
         if action.mid or action.stage not in self.drawing[:-1]:
             return ()
         following = self.drawing[self.drawing.index(action.stage) + 1]
         return tuple(sorted({where for (stage, _), where in self.program.where.items() if stage == following}))
 
-    # ── who waits for whom ─────────────────────────────────────────────────────────────────────────────────────
+    # ── dependencies ────────────────────────────────────────────────────────────────────────────────────────────
     def needs(self, action: Action) -> Iterator[Action]:
-        """What must have run before an action, wherever."""
+        """Return the actions that must have run before an action, on any worker."""
         program, mid = self.program, action.mid
         if action.btype == FORWARD:
             for port in program.interfaces[action.stage].inputs:
@@ -179,7 +179,7 @@ class _Lowering:
                         yield self._backward[stage, mid]
 
     def check(self) -> None:
-        """Run the orders in mind; raises where nobody can go on."""
+        """Simulate the orders; raises where no worker can proceed."""
         rows = self.rows
         self._backward = {(a.stage, a.mid): a for row in rows for a in row if a.btype in GRADIENTS}
         position = [0] * len(rows)
@@ -206,4 +206,6 @@ class _Lowering:
             if at < len(row):
                 missing = [str(one) for one in self.needs(row[at]) if one not in done]
                 lines.append(f"  worker {worker} is at {row[at]}, which needs {', '.join(missing)}")
-        return "\n".join([*lines[:20], "    → put what is needed earlier in the order of its worker"])
+        return "\n".join(
+            [*lines[:20], "    → move the missing actions to an earlier place in the orders of their workers"]
+        )

@@ -104,7 +104,7 @@ def test_draws_in_backward_that_forward_did_not_make_are_noticed(length: int) ->
     with draws.micro_batch(0, length):
         y = twice(x[:length])
     y.register_hook(lambda gradient: F.dropout(gradient, 0.5))
-    with pytest.raises(RandomOpsDiffer, match="no(ne| random op) in forward"), draws.recompute():
+    with pytest.raises(RandomOpsDiffer, match=r"no(ne| random op) in forward"), draws.recompute():
         y.sum().backward()
 
 

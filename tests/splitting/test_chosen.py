@@ -47,7 +47,7 @@ MIXED = {
     "the next one's": lambda m, x: added(x, lambda rows: rows.roll(1, 0)),
     "over how many": lambda m, x: added(x, lambda rows: rows / rows.shape[0]),
     "the mean of the chosen": lambda m, x: x + added(x, lambda rows: rows.mean(0).expand_as(rows)),
-    "places of others": lambda m, x: x.index_add(0, row(x).flip(0), x[row(x)]),
+    "places of other rows": lambda m, x: x.index_add(0, row(x).flip(0), x[row(x)]),
     "chosen twice": lambda m, x: x.index_add(0, row(x), x[row(x)]),
     "places of another tensor": lambda m, x: filled(x.tanh(), torch.where(x.view(-1, T, D)[:, 0, 0] > 0), 2.0),
     "places as numbers": lambda m, x: added(x, lambda rows: rows * row(x)[:, None]),

@@ -140,11 +140,11 @@ def _getitem(call: OpCall) -> Kind | None:
     if _role(index) == "order":
         wanted = Shard(0, index.kind.entries // index.kind.divisor)
         if value.kind != wanted:
-            raise AnalysisRefused("an order of rows applied to others")
+            raise AnalysisRefused("an order of rows applied to other rows")
         return replace(index.kind, role="rows", divisor=1)  # type: ignore[no-any-return]
     if _role(index) == "inverse":
         if _role(value) not in _ROWS or value.kind.order != index.kind.order:
-            raise AnalysisRefused("rows put back in the order of others")
+            raise AnalysisRefused("rows restored by the order of other rows")
         return Shard(0, index.kind.entries)
     return None
 

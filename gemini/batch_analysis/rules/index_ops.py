@@ -328,7 +328,7 @@ def embedding(call: OpCall) -> Kind:
 
 @rule("one_hot")
 def one_hot(call: OpCall) -> Kind:
-    """A new last dimension; the number of classes must be given."""
+    """Add a last dimension; the number of classes must be passed."""
     classes = call.argument(1, "num_classes", -1)
     if not isinstance(classes, int) or isinstance(classes, SampleCount) or classes < 0:
         raise AnalysisRefused("one_hot without a number of classes")

@@ -1,4 +1,4 @@
-"""Linear ops: what sums and means over the batch may go through on their way to the loss.
+"""Linear ops: the ops that sums and means over the batch may pass before the loss.
 
 a + b       sums stay a sum, means by the same share stay a mean; else means become sums first
 mean + c    still a mean: the shares add up to one

@@ -64,7 +64,7 @@ def _own(value: TensorValue, item: Any, dim: int) -> RowChoice:
     choice = item.kind.order
     kind = choice.kind
     if value.kind != Shard(dim, kind.factor, kind.outer) or _place(item) != kind.dim:
-        raise AnalysisRefused("rows picked by the places of others")
+        raise AnalysisRefused("rows picked by the places of other rows")
     return choice  # type: ignore[no-any-return]
 
 
@@ -89,7 +89,7 @@ def pick_rows(call: OpCall, value: TensorValue, items: list[Any]) -> Kind | None
         return rows_of(choice)
     dim = call.sample(value).dim
     if dim >= count:
-        raise AnalysisRefused("rows picked by the places of others")
+        raise AnalysisRefused("rows picked by the places of other rows")
     return rows_of(_own(value, chosen[dim], dim))
 
 

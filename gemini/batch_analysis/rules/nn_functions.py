@@ -150,7 +150,7 @@ def images(call: OpCall) -> Kind:
 
 @rule("grid_sample", "grid_sampler")
 def grid_sample(call: OpCall) -> Kind:
-    """Images and the places to look at, both by sample; or one image for all, and the places of all samples in it."""
+    """Handle images and sampling places, both by sample, or one image for all and the places of all samples in it."""
     value, grid = call.first, call.argument(1, "grid")
     places = grid.kind
     if value.is_constant and isinstance(places, Shard) and 0 < places.dim < grid.rank - 1:
@@ -165,7 +165,7 @@ def grid_sample(call: OpCall) -> Kind:
 
 @rule("affine_grid", "affine_grid_generator", counts=True)
 def affine_grid(call: OpCall) -> Kind:
-    """`(theta, size)`: places by sample; the size says how many samples there are, and how large their images."""
+    """Handle `(theta, size)`: places by sample; the size holds the number of samples and the size of their images."""
     theta, size = call.first, call.argument(1, "size")
     kind = call.sample(theta)
     if kind.dim != 0 or not isinstance(size, (tuple, list)):
