@@ -65,15 +65,15 @@ class PlanRequest:
         names = sorted(field.name for field in fields(self) if field.name not in _NOT_IN_KEY)
         return [(name, getattr(self, name)) for name in names]
 
-    def options(self, micro_batches: int, pieces: float, *, on_cpu: bool = True) -> Options:
-        """Return the options of partitioners and analysis for a graph that is one of `pieces` parts of the batch.
+    def options(self, micro_batches: int, parts: float, *, on_cpu: bool = True) -> Options:
+        """Return the options of partitioners and analysis for a graph that is one of `parts` equal parts of the batch.
 
         The optimizer state belongs to the controller; it takes memory of a worker only where both share a device.
         """
         workers = () if self.memory_limit_mb is None else (Worker(memory_mb=self.memory_limit_mb),) * self.workers
-        # The analysis divides sizes by the number of micro-batches; here they are those of one, so the bandwidth is
-        # divided as well.
-        links = Links(self.links.latency, _divide(self.links.bandwidth, pieces))
+        # The analysis divides sizes by the number of micro-batches. Sizes in the graph are those of one already, so the
+        # bandwidth is divided as well.
+        links = Links(self.links.latency, _divide(self.links.bandwidth, parts))
         # Through shared memory only the sender copies.
         sending_ms = (
             MB / float(links.bandwidth) if self.links is LOCAL and not isinstance(links.bandwidth, tuple) else 0.0

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from gemini.planner.plan_request import PlanRequest
     from gemini.planner.step_plan import StepPlan
 
-_MAX_RATIO = 4.0  # of the work, either way: beyond it other stages may be better
+_MAX_RATIO = 4.0  # of the work, larger or smaller: beyond it other stages may be better
 
 
 def find_equivalent_plan(request: PlanRequest, graph: Graph, micro_batches: int) -> tuple[StepPlan, float] | None:

@@ -66,7 +66,7 @@ class StageMemories:
         self._known: dict[tuple[tuple[int, ...], frozenset[int]], StageMemory] = {}
 
     @cached_property
-    def pieces(self) -> float:
+    def size_ratio(self) -> float:
         """The ratio of the sizes in the profile to those in the graph."""
         measured = sum(cost.output_mb for cost in self.profile)
         captured = sum(value_size(self.graph, ref) for node in self.graph.compute_nodes for ref in tensor_outputs(node))
@@ -74,7 +74,7 @@ class StageMemories:
 
     def size(self, ref: Ref) -> float:
         """Return the size of a value of one micro-batch (MB)."""
-        return value_size(self.graph, ref) / MB * self.pieces / self.micros
+        return value_size(self.graph, ref) / MB * self.size_ratio / self.micros
 
     def requires_grad(self, ref: Ref) -> bool:
         """Return whether a value has a gradient."""

@@ -27,7 +27,7 @@ from gemini.schedule.block import FORWARD, Block
 from gemini.schedule.library import library
 from gemini.schedule.schedplan import SchedPlan
 from gemini.schedule.simulate import simulate
-from gemini.schedule.user_plan import asked_plan, replicas
+from gemini.schedule.user_plan import load_user_plan, replicas
 
 if TYPE_CHECKING:
     from gemini.planner.step_plan import StepPlan
@@ -40,7 +40,7 @@ def choose_from_file(
 
     A batch with fewer samples takes the first micro-batches of the schedule.
     """
-    plan = asked_plan(path, nworkers, micro_batches)
+    plan = load_user_plan(path, nworkers, micro_batches)
     return choose_for_schedule(
         graph, profile, options, plan.first(_count_plan_micro_batches(plan, path.name, options)), path.name
     )

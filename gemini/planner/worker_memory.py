@@ -33,7 +33,7 @@ def add_worker_memory(analysis: Analysis, partition: Partition, memories: StageM
     if analysis.plan is None:
         return analysis
     stages = [memories.of(partition, at) for at in range(partition.nstages)]
-    transfers = _Transfers(analysis, analysis.plan, partition.workers, memories.pieces / analysis.micro_batches)
+    transfers = _Transfers(analysis, analysis.plan, partition.workers, memories.size_ratio / analysis.micro_batches)
     workers = []
     for one in analysis.workers:
         nodes = [node for stage in one.stages for node in partition.stages[stage]]

@@ -163,7 +163,7 @@ def test_where_it_fails_the_plan_stays(managed: Any, monkeypatch: pytest.MonkeyP
     model, here = managed
     monkeypatch.setattr(plan_table, "_LEAST_MS", 0.0)
     monkeypatch.setattr(measured_schedule, "_LAST", 2)
-    monkeypatch.setattr(measured_schedule, "lost_ms", lambda plan: 0.5 * plan.step_ms)
+    monkeypatch.setattr(measured_schedule, "imbalance_ms", lambda plan: 0.5 * plan.step_ms)
     plan = here.pipelined.plans.planner
     made: list[Any] = []
 
