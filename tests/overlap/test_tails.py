@@ -205,7 +205,7 @@ def test_trains_as_one_process(make: type[nn.Module], loss: Loss, pool: WorkerPo
     story = compare(make(), loss, (8, 8, 8, 5, 5, 8), pool)
     assert story.steps.get(CallPath.OVERLAPPED, 0) >= 3, str(story)
     assert CallPath.SINGLE_MICROBATCH not in story.steps, str(story)
-    assert any("the loss is of the whole batch" in reason for reason in story.reasons), str(story)
+    assert any("the loss is computed on the whole batch" in reason for reason in story.reasons), str(story)
     assert "the loss on the whole batch" in story.plan
 
 
@@ -223,7 +223,7 @@ def test_the_same_outputs_serve_a_loss_that_splits_and_one_that_does_not(pool: W
 
     story = compare(Tower(), either, (8,) * 9, pool)
     assert story.steps.get(CallPath.OVERLAPPED, 0) >= 6, str(story)
-    whole = sum(count for reason, count in story.reasons.items() if "of the whole batch" in reason)
+    whole = sum(count for reason, count in story.reasons.items() if "on the whole batch" in reason)
     assert 0 < whole < story.steps[CallPath.OVERLAPPED], str(story)
 
 
