@@ -16,8 +16,8 @@ import gemini
 PACKAGE = Path(gemini.__file__).parent
 
 LAYERS = (
-    ("errors", "log", "atomic_files", "quiet_warnings", "autograd_engine", "cache_files", "malloc", "nearest_name", "entry_points",
-     "dot_render", "user_code"),
+    ("errors", "log", "atomic_files", "quiet_warnings", "autograd_engine", "cache_files", "malloc", "nearest_name",
+     "entry_points", "dot_render", "user_code"),
     ("schedule",),
     ("config",),
     ("ir",),

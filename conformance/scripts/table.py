@@ -19,7 +19,7 @@ from conformance.scripts.comparison import FACTOR
 from conformance.scripts.registry import BY_NAME, PROGRAMS, Program
 from conformance.scripts.strictness import BY_THE_LETTER, LIMITS, STRICT
 from conformance.scripts.verdict import Verdict, judge
-from gemini.runtime.run_journal import OVERLAPPED, PATHS
+from gemini.runtime.call_outcome import CallPath
 
 ROOT = Path(__file__).parents[2]
 TABLE = ROOT / "build" / "conformance" / "scripts.md"
@@ -66,7 +66,7 @@ def _sums(verdicts: Mapping[str, Verdict]) -> str:
     fine = [verdict for verdict in known if not verdict.faults]
     split = [verdicts[p.name] for p in PROGRAMS if p.name in verdicts and not p.why_whole]
     fast = [verdict for verdict in split if _is_fast(verdict) and not verdict.faults]
-    paths = ", ".join(f"{sum(v.path == path for v in known)} {path}" for path in PATHS)
+    paths = ", ".join(f"{sum(v.path == path for v in known)} {path}" for path in CallPath)
     share = f" ({100 * len(fast) / len(split):.0f} %)" if split else ""
     return (
         f"{len(fine)} of {len(known)} are the same. By path: {paths}. Of {len(split)} whose steps are sums over "
@@ -77,7 +77,7 @@ def _sums(verdicts: Mapping[str, Verdict]) -> str:
 
 def _is_fast(verdict: Verdict) -> bool:
     """Whether the overlapped path is the usual one; first calls, evaluation and generation may be the most."""
-    return 3 * verdict.steps.get(OVERLAPPED, 0) >= sum(verdict.steps.values()) > 0
+    return 3 * verdict.steps.get(CallPath.OVERLAPPED, 0) >= sum(verdict.steps.values()) > 0
 
 
 def _strict(verdicts: Mapping[str, Verdict]) -> str:
@@ -98,7 +98,7 @@ def _row(program: Program, verdict: Verdict | None) -> str:
         return f"| {program.name} | {program.kind} | | | | | | {absent} |"
     same = "yes" if not verdict.faults else f"**no**: {verdict.faults[0]}"
     steps = ", ".join(f"{count} {path}" for path, count in verdict.steps.items())
-    why = "" if verdict.path == OVERLAPPED and not verdict.reason else verdict.reason
+    why = "" if verdict.path == CallPath.OVERLAPPED and not verdict.reason else verdict.reason
     if program.why_whole:
         why = f"{program.why_whole}: {why}" if why else program.why_whole
     cells = (program.name, program.kind, same, verdict.printed, verdict.saved, verdict.path, steps, why)

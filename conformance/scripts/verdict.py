@@ -15,7 +15,8 @@ from conformance.scripts import comparison as comparing
 from conformance.scripts import runner as running
 from conformance.scripts import strictness
 from conformance.scripts.registry import Program
-from gemini.runtime.run_journal import DISPATCHED, LOCAL, OVERLAPPED, PATHS, Story
+from gemini.runtime.call_outcome import CallPath
+from gemini.runtime.run_journal import ModelJournal
 
 _SEEDS = range(1, 6)  # of other last bits
 _STEPS = 10  # of a chaotic program, that are held to the strict limit
@@ -28,7 +29,7 @@ class Verdict:
 
     name: str
     faults: list[str] = field(default_factory=list)
-    path: str = LOCAL
+    path: str = CallPath.LOCAL
     reason: str = ""
     steps: dict[str, int] = field(default_factory=dict)
     printed: str = ""  # the strictest limit that all printed numbers meet (`strictness`) …
@@ -196,7 +197,7 @@ def judge(program: Program, always: bool = False, references_at: Path | None = N
         return Judge(program, Path(folder), always, references_at, **how).judge()
 
 
-def path_of(stories: list[Story], said: str) -> tuple[str, str, dict[str, int]]:
+def path_of(stories: list[ModelJournal], said: str) -> tuple[str, str, dict[str, int]]:
     """The fastest path that a run's models took, why not a faster one, and the steps by path."""
     steps: dict[str, int] = {}
     reasons: dict[str, int] = {}
@@ -206,9 +207,9 @@ def path_of(stories: list[Story], said: str) -> tuple[str, str, dict[str, int]]:
         for reason, count in story.reasons.items():
             if not reason.startswith(_WARMING):
                 reasons[reason] = reasons.get(reason, 0) + count
-    taken = next((path for path in PATHS if steps.get(path)), LOCAL)
+    taken = next((path for path in CallPath if steps.get(path)), CallPath.LOCAL)
     reason = max(reasons, key=lambda name: reasons[name], default="")
-    if taken == LOCAL and not reason:
+    if taken == CallPath.LOCAL and not reason:
         reason = said.splitlines()[0].removeprefix("gemini: ") if said else "nothing was trained in workers"
     return taken, reason, steps
 
@@ -229,4 +230,4 @@ def _first_difference(theirs: str, found: str) -> str:
     return f"stdout has {len(other)} lines, not {len(one)}"
 
 
-__all__ = ["DISPATCHED", "OVERLAPPED", "Judge", "Verdict", "judge", "path_of"]
+__all__ = ["Judge", "Verdict", "judge", "path_of"]

@@ -15,10 +15,11 @@ from typing import Any
 
 import torch
 
-from gemini.ir.call_binding import Call
+from gemini.ir.call_binding import ModelCall
 from gemini.ir.encode import tensors
-from gemini.ir.out_spec import sketch
-from gemini.snapshot.model_state import Saved, python_randomness, torch_randomness
+from gemini.ir.out_spec import structure_of
+from gemini.snapshot.model_state import ModelSnapshot
+from gemini.snapshot.rng_snapshot import host_rng_fingerprint, torch_rng_fingerprint
 
 Run = Callable[[Any, Any], Any]
 
@@ -34,9 +35,9 @@ class Seen:
     gradients: dict[str, torch.Tensor | None]
 
 
-def step(model: torch.nn.Module, call: Call, seed: int, run: Run, *, backward: bool = True) -> Seen:
+def step(model: torch.nn.Module, call: ModelCall, seed: int, run: Run, *, backward: bool = True) -> Seen:
     """One training step from the same state; everything is as before afterwards. A run may go backward itself."""
-    saved = Saved(model)
+    saved = ModelSnapshot(model)
     torch.manual_seed(seed)
     args, kwargs = call.arguments(call.tensors)
     model.zero_grad(set_to_none=True)
@@ -53,7 +54,9 @@ def step(model: torch.nn.Module, call: Call, seed: int, run: Run, *, backward: b
         held = {**dict(model.named_buffers()), **inputs}
         buffers = {name: tensor.detach().clone() for name, tensor in held.items()}
         outputs = {str(path): t.detach().clone() for path, t in tensors(output)}
-        return Seen(sketch(output), (torch_randomness(), python_randomness()), outputs, buffers, gradients)
+        return Seen(
+            structure_of(output), (torch_rng_fingerprint(), host_rng_fingerprint()), outputs, buffers, gradients
+        )
     finally:
         saved.restore()
         model.zero_grad(set_to_none=True)

@@ -8,8 +8,8 @@ import torch
 
 from gemini.capture import Graph
 from gemini.capture.verify.step_observation import compare, observe
-from gemini.ir.call_binding import Call
-from gemini.snapshot.model_state import Saved
+from gemini.ir.call_binding import ModelCall
+from gemini.snapshot.model_state import ModelSnapshot
 
 PIECES = 4
 BALANCE = 1.5
@@ -17,10 +17,10 @@ BALANCE = 1.5
 
 def differences(graph: Graph, model: torch.nn.Module, args: Any, kwargs: dict[str, Any]) -> list[str]:
     """Where one training step of graph and model differ, with a fresh seed and another order of samples."""
-    call = Call(args, kwargs)
+    call = ModelCall(args, kwargs)
     lines: list[str] = []
     for seed in (11, 12):
-        saved = Saved(model)
+        saved = ModelSnapshot(model)
         seen = []
         for run in (lambda a, k: model(*a, **k), lambda a, k: graph.run(*a, **k)):
             torch.manual_seed(seed)

@@ -24,8 +24,8 @@ from conformance.zoo.overlap_table import table
 from conformance.zoo.overlap_verdict import judge
 from conformance.zoo.run import _quiet
 from conformance.zoo.verdict import Animal
-from gemini.runtime.pool.worker_pool import Crew
-from gemini.runtime.run_journal import OVERLAPPED
+from gemini.runtime.call_outcome import CallPath
+from gemini.runtime.pool.worker_pool import WorkerPool
 
 RESULTS, TABLE = Path(".gemini/zoo_overlap.jsonl"), Path("build/conformance/zoo_overlap.md")
 _MODELS_A_CREW = 40
@@ -59,7 +59,7 @@ def _sweep(options: argparse.Namespace) -> None:
         if row.get("hint")
     }
     ends = time.monotonic() + options.stop_after
-    crew, used = Crew(options.workers, 1), 0
+    pool, used = WorkerPool(options.workers, 1), 0
     for animal, schedule in _chosen(options):
         key = _key(animal.name, schedule, options.workers)
         if key in done:
@@ -67,7 +67,7 @@ def _sweep(options: argparse.Namespace) -> None:
         if time.monotonic() > ends:
             break
         row = judge(
-            animal, crew, build=options.build_seconds, limit=options.seconds, hint=hints.get(animal.name),
+            animal, pool, build=options.build_seconds, limit=options.seconds, hint=hints.get(animal.name),
             schedule=schedule,
         )  # fmt: skip
         row.update(name=key, model=animal.name)
@@ -75,17 +75,17 @@ def _sweep(options: argparse.Namespace) -> None:
         print(_line(row), flush=True)
         used += 1
         if used % _MODELS_A_CREW == 0 or row["status"] == "failed":
-            crew.stop()
-            crew = Crew(options.workers, 1)
+            pool.stop()
+            pool = WorkerPool(options.workers, 1)
         gc.collect()
-    crew.stop()
+    pool.stop()
 
 
 def _chosen(options: argparse.Namespace) -> list[tuple[Animal, str]]:
     """The models of a sweep, each by every schedule."""
     if options.overlapped:
         known = results.read(RESULTS).items()
-        options.only = [name for name, row in known if row["model"] == name and row.get("path") == OVERLAPPED]
+        options.only = [name for name, row in known if row["model"] == name and row.get("path") == CallPath.OVERLAPPED]
     return [(animal, schedule) for animal in workers._chosen(options) for schedule in options.schedules]
 
 

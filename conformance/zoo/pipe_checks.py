@@ -33,9 +33,9 @@ from conformance.zoo.comparison import (
     step,
 )
 from gemini.capture import Graph, capture
-from gemini.codegen import generate
+from gemini.codegen import generate_stages
 from gemini.errors import MissingEngineError, PartitionError
-from gemini.ir.call_binding import Call
+from gemini.ir.call_binding import ModelCall
 from gemini.partition import Options, Partition, partition
 from gemini.partition.registry import partitioners
 from gemini.pipe import Piped
@@ -65,7 +65,7 @@ class Cut:
 class Judge:
     """A model in one precision, and what its own steps show."""
 
-    def __init__(self, graph: Graph, model: torch.nn.Module, call: Call) -> None:
+    def __init__(self, graph: Graph, model: torch.nn.Module, call: ModelCall) -> None:
         self.graph, self.model, self.call = graph, model, call
         args, kwargs = call.arguments(call.tensors)
         self.costs: Profile = profile(graph, args, kwargs, analytic="cpu", cache=False)
@@ -79,7 +79,7 @@ class Judge:
 
     def piped(self, cut: Partition) -> Piped:
         """The stages of a cut."""
-        return Piped(self.model, self.graph, self.costs, cut, generate(self.graph, cut))
+        return Piped(self.model, self.graph, self.costs, cut, generate_stages(self.graph, cut))
 
     def runs(self, piped: Piped) -> tuple[int, list[tuple[str, Seen]]] | None:
         """A seed with which the stages run, and what both ways of running them show; None if none is found."""
@@ -97,7 +97,7 @@ class Judge:
 
 def judge_cuts(graph: Graph, model: torch.nn.Module, args: Any, kwargs: dict[str, Any]) -> dict[str, list[Any]]:
     """`partitioner/parts` → what came of it. Equal partitions are run once. The model may be float64 afterwards."""
-    judge = Judge(graph, model, Call(tuple(args), kwargs))
+    judge = Judge(graph, model, ModelCall(tuple(args), kwargs))
     found: dict[str, Cut] = {}
     cuts: dict[str, Partition] = {}
     known: dict[Any, Cut] = {}
@@ -191,7 +191,7 @@ class _Types(TorchFunctionMode):
         return made
 
 
-def smaller_types(model: torch.nn.Module, call: Call) -> list[str]:
+def smaller_types(model: torch.nn.Module, call: ModelCall) -> list[str]:
     """The types smaller than float64 that a model in float64 computes differentiable values in, inside modules too."""
     types = _Types()
 
@@ -207,7 +207,7 @@ def smaller_types(model: torch.nn.Module, call: Call) -> list[str]:
 def _widened(judge: Judge) -> Judge:
     """The model itself in float64, captured anew."""
     model = judge.model.double()
-    call = Call(*judge.call.arguments([_wide(tensor) for tensor in judge.call.tensors]))
+    call = ModelCall(*judge.call.arguments([_wide(tensor) for tensor in judge.call.tensors]))
     own = keep_sizes(model)
     if not _is_finite(step(model, call, SEEDS[0], lambda a, k: model(*a, **k))):
         with torch.no_grad():

@@ -27,7 +27,7 @@ from conformance.zoo.run import _quiet, _shard
 from conformance.zoo.verdict import Animal, zoo
 from conformance.zoo.workers_table import write_table
 from conformance.zoo.workers_verdict import judge
-from gemini.runtime.pool.worker_pool import Crew
+from gemini.runtime.pool.worker_pool import WorkerPool
 
 RESULTS = Path(".gemini/zoo_workers.jsonl")
 HINTS = (Path(".gemini/zoo.jsonl"), Path(".gemini/hints.jsonl"))
@@ -59,22 +59,22 @@ def _sweep(options: argparse.Namespace) -> None:
     hints = {name: row.get("hint") for path in HINTS for name, row in results.read(path).items() if row.get("hint")}
     hints.update({row["model"]: row["hint"] for row in results.read(options.results).values() if row.get("hint")})
     ends = time.monotonic() + options.stop_after
-    crew, used = Crew(options.workers, 1), 0
+    pool, used = WorkerPool(options.workers, 1), 0
     for animal in _chosen(options):
         if _key(animal, options.workers) in done:
             continue
         if time.monotonic() > ends:
             break
-        row = judge(animal, crew, build=options.build_seconds, limit=options.seconds, hint=hints.get(animal.name))
+        row = judge(animal, pool, build=options.build_seconds, limit=options.seconds, hint=hints.get(animal.name))
         row.update(name=_key(animal, options.workers), model=animal.name)
         results.append(options.results, row)
         print(_line(row), flush=True)
         used += 1
         if used % _MODELS_A_CREW == 0 or row["status"] == "failed":
-            crew.stop()
-            crew = Crew(options.workers, 1)
+            pool.stop()
+            pool = WorkerPool(options.workers, 1)
         gc.collect()
-    crew.stop()
+    pool.stop()
 
 
 def _key(animal: Animal, workers: int) -> str:

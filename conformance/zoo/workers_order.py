@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from gemini.runtime.argument_mutations import Given, objects_of, opened
-from gemini.runtime.transport.serialization import Classes, pack, unpack
-from gemini.runtime.worker.module_server import Entrance
+from gemini.runtime.argument_mutations import ArgumentObjects, apply_result, find_objects
+from gemini.runtime.transport.serialization import ClassTable, pack, unpack
+from gemini.runtime.worker.module_server import InputBoundary
 
-_classes = Classes()
+_classes = ClassTable()
 
 
 @contextmanager
@@ -60,15 +60,15 @@ class _Call:
         tensors = [next(made) if at is None else self.given[at] for at in self.same]
         if not self.has_objects:
             return unpack(self.parcel, tensors, _classes)
-        objects = objects_of(*self.arguments)
-        return opened(unpack(self.parcel, tensors, _classes, objects), objects)[0]
+        objects = find_objects(*self.arguments)
+        return apply_result(unpack(self.parcel, tensors, _classes, objects), objects)[0]
 
     def forward(self) -> list[tuple[torch.Tensor, bool]]:
         """The tensors that it makes, with a graph of its own behind those that have one."""
         self.leaves = [tensor.detach().requires_grad_(tensor.requires_grad) for tensor in self.given]
-        inputs = [Entrance.apply(leaf) if leaf.requires_grad else leaf for leaf in self.leaves]
+        inputs = [InputBoundary.apply(leaf) if leaf.requires_grad else leaf for leaf in self.leaves]
         args, kwargs = unpack(self.body, inputs, _classes)
-        held = Given(args, kwargs, _classes)
+        held = ArgumentObjects(args, kwargs, _classes)
         result = self.forward_of(*args, **kwargs)
         changes = held.changes()
         assert not isinstance(changes, str), changes

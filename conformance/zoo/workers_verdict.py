@@ -23,8 +23,8 @@ from conformance.zoo import discovery, results
 from conformance.zoo.verdict import Animal, Made, TimeOut, at_most
 from conformance.zoo.workers_order import grouped
 from gemini.runtime.interception import dispatch
-from gemini.runtime.interception.managed_model import Managed
-from gemini.runtime.pool.worker_pool import Crew
+from gemini.runtime.interception.managed_model import ManagedModel
+from gemini.runtime.pool.worker_pool import WorkerPool
 from tests.runtime.training import Trained, differences, trained
 
 Fresh = Callable[[], Made]
@@ -59,13 +59,13 @@ class Case(NamedTuple):
 
     way: Way
     fresh: Fresh
-    crew: Crew
+    pool: WorkerPool
 
 
-def judge(animal: Animal, crew: Crew, *, build: int, limit: int, hint: Any = None) -> results.Row:
+def judge(animal: Animal, pool: WorkerPool, *, build: int, limit: int, hint: Any = None) -> results.Row:
     """The row of one model."""
     row: results.Row = {
-        "cls": animal.cls, "status": "not buildable", "reason": "", "workers": len(crew.workers), **results.versions(),
+        "cls": animal.cls, "status": "not buildable", "reason": "", "workers": len(pool.workers), **results.versions(),
         "code": results.digest(("capture", "runtime")),
     }  # fmt: skip
     started = time.perf_counter()
@@ -81,7 +81,7 @@ def judge(animal: Animal, crew: Crew, *, build: int, limit: int, hint: Any = Non
     started = time.perf_counter()
     try:
         with at_most(limit):
-            _compare(row, lambda: _again(animal, made, row["hint"]), crew)
+            _compare(row, lambda: _again(animal, made, row["hint"]), pool)
     except TimeOut:
         slow = "dtype" not in row  # already on one device
         row.update(status="not trainable" if slow else "failed", reason=f"more than {limit} s" + " alone" * slow)
@@ -91,32 +91,32 @@ def judge(animal: Animal, crew: Crew, *, build: int, limit: int, hint: Any = Non
     return row
 
 
-def _compare(row: results.Row, fresh: Fresh, crew: Crew) -> None:
+def _compare(row: results.Row, fresh: Fresh, pool: WorkerPool) -> None:
     found = _alone(fresh)
     if found is None:
         row.update(status="not trainable", reason="it does not train on one device either")
         return
     way, expected = found
     row["dtype"] = str(way.dtype).removeprefix("torch.")
-    managed = _judge_one(row, "", Case(way, fresh, crew), expected)
+    managed = _judge_one(row, "", Case(way, fresh, pool), expected)
     row["reason"] = "; ".join(filter(None, [row["reason"], *_refusals(managed)]))
     _count(row, managed)
     del managed
-    _judge_one(row, "_sgd", Case(PLAIN, fresh, crew), _train(fresh, PLAIN))
+    _judge_one(row, "_sgd", Case(PLAIN, fresh, pool), _train(fresh, PLAIN))
 
 
-def _judge_one(row: results.Row, key: str, case: Case, expected: Trained) -> Managed:
+def _judge_one(row: results.Row, key: str, case: Case, expected: Trained) -> ManagedModel:
     """Add one comparison to a row."""
     way = case.way
     used, given, named = _prepared(case.fresh, way.dtype)
-    managed = Managed(used, case.crew, quiet=True)
+    managed = ManagedModel(used, case.pool, quiet=True)
     dispatch.manage(used, managed)
     got = trained(used, given, named, way.optimizer)
     found = differences(expected, got, first_gradients=not way.is_exact)
     row[f"bits{key}"] = not any(found.values())
     beyond = {name: size for name, size in found.items() if size > way.limit(name)}
     if beyond or not row[f"bits{key}"]:
-        row[f"order{key}"] = _is_order(case, [unit.name for unit in managed.units.values()], got)
+        row[f"order{key}"] = _is_order(case, [unit.name for unit in managed.remote_modules.values()], got)
     noise = {}
     if beyond:
         own = _own(beyond, case, expected)
@@ -159,7 +159,7 @@ def _own(names: Iterable[str], case: Case, expected: Trained) -> dict[str, float
     return own
 
 
-def _refusals(managed: Managed) -> list[str]:
+def _refusals(managed: ManagedModel) -> list[str]:
     return [f"{name}: {why}" for name, why in list(managed.refused.items())[:3]]
 
 
@@ -171,12 +171,12 @@ def _again(animal: Animal, made: Made, hint: Any) -> Made:
         return animal.make(hint)[0]
 
 
-def _count(row: results.Row, managed: Managed) -> None:
-    root = managed.observation.root if managed.observation is not None else None
+def _count(row: results.Row, managed: ManagedModel) -> None:
+    root = managed.first_call.root if managed.first_call is not None else None
     total = (root.ms or root.inside_ms) if root is not None else 0.0
-    row["used"] = len({unit.worker.place for unit in managed.units.values()})
-    row["units"] = len(managed.units)
-    row["elsewhere"] = round(sum(managed.seen[number].ms for number in managed.units) / max(total, 1e-9), 3)
+    row["used"] = len({unit.worker.index for unit in managed.remote_modules.values()})
+    row["units"] = len(managed.remote_modules)
+    row["elsewhere"] = round(sum(managed.traces[number].ms for number in managed.remote_modules) / max(total, 1e-9), 3)
     row["refused"] = len(managed.refused)
     row["demoted"] = managed.record.demotions
 

@@ -29,7 +29,7 @@ from gemini.schedule.block import BACKWARD, FORWARD, INPUT_GRADIENT, WEIGHT_GRAD
 from gemini.schedule.composer import Composer
 from gemini.schedule.device_orders import plan_from_orders
 from gemini.schedule.library import LIBRARY
-from gemini.schedule.library.schedule_entry import Known
+from gemini.schedule.library.schedule_entry import ScheduleEntry
 from gemini.schedule.link_costs import Links
 from gemini.schedule.placements import PLACEMENTS
 from gemini.schedule.placements import placement as named_placement
@@ -183,7 +183,7 @@ def _order_backwards(
 
 # ── the order ────────────────────────────────────────────────────────────────────────────────────────────────────────
 def _library_orders(
-    known: Known, laid_out: SchedPlan, workers: Sequence[int], nmicros: int
+    known: ScheduleEntry, laid_out: SchedPlan, workers: Sequence[int], nmicros: int
 ) -> list[list[Action]] | None:
     """Return each worker's actions; None where the schedule does not support the placement."""
     if known.any_placement:
@@ -210,7 +210,7 @@ def _library_orders(
     return order_mixed_one_f_one_b(laid_out, nmicros) if known.name == DEFAULT else None
 
 
-def _requirement_text(known: Known) -> str:
+def _requirement_text(known: ScheduleEntry) -> str:
     if known.placement == "vshape":
         return "one stage per worker"
     return f"{PLACEMENTS[known.placement].description} ({known.admissible})"

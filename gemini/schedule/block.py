@@ -46,7 +46,7 @@ def canonical_type(btype: str) -> str:
 
 @dataclass(frozen=True, order=True)
 class Action:
-    """What a block is called: stage, type and micro-batch. `str` and `Action.parse` are inverse."""
+    """The name of a block: stage, type and micro-batch. `str` and `Action.parse` are inverse."""
 
     stage: int
     btype: str

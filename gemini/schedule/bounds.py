@@ -1,6 +1,6 @@
 """Lower bounds: what no schedule can beat.
 
-For the period (time a micro-batch in the steady state), the largest of
+For the period (time per micro-batch in the steady state), the largest of
 
 - *work*: blocks that pairwise share a device take turns, so their spans add up;
 - *residence*: a unit of memory taken by block i and given back by block j is held at least for the longest path from
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from gemini.schedule.block import Number
-from gemini.schedule.placement_problem import Problem
+from gemini.schedule.placement_problem import PlacementProblem
 
 _MAX_DENOMINATOR = 10**9
 
@@ -36,7 +36,7 @@ class _Residence:
     tail: int
 
 
-def period_bound(problem: Problem) -> Fraction:
+def period_bound(problem: PlacementProblem) -> Fraction:
     """The least possible period of one micro-batch (of the kernel, divided by its copies)."""
     bounds = [Fraction(work_bound(problem))]
     barriers = sum(problem.span[block] for block in _barriers(problem))
@@ -46,7 +46,7 @@ def period_bound(problem: Problem) -> Fraction:
     return max(bounds) / problem.copies
 
 
-def work_bound(problem: Problem) -> int:
+def work_bound(problem: PlacementProblem) -> int:
     """The most work that must happen one block after the other: a device's, or of blocks that pairwise conflict."""
     best = max(problem.load)
     full = set(_barriers(problem))
@@ -64,7 +64,7 @@ def work_bound(problem: Problem) -> int:
     return best
 
 
-def makespan_bound(problem: Problem, nmicros: int) -> int:
+def makespan_bound(problem: PlacementProblem, nmicros: int) -> int:
     """The least possible time for `nmicros` micro-batches (rounded up to whole ticks)."""
     bound = max(problem.critical_path, _idle_beside_barriers(problem, nmicros))
     for blocks in problem.on_device:
@@ -76,14 +76,14 @@ def makespan_bound(problem: Problem, nmicros: int) -> int:
     return bound
 
 
-def least_memory(problem: Problem, dev: int, period: Fraction) -> Fraction:
+def least_memory(problem: PlacementProblem, dev: int, period: Fraction) -> Fraction:
     """The memory below which device `dev` cannot hold `period` (0 where nothing is known)."""
     unlimited = problem.with_caps([1e18] * problem.ndevs)
     residence = _residence(unlimited, dev)
     return residence.whole / (period * problem.copies) if residence else Fraction(0)
 
 
-def _one_device_bound(problem: Problem, blocks: tuple[int, ...], nmicros: int) -> int:
+def _one_device_bound(problem: PlacementProblem, blocks: tuple[int, ...], nmicros: int) -> int:
     """The largest, over sets of blocks that start no earlier than `head` and end no later than `tail` before the end,
     of head + work + tail."""
     best = 0
@@ -97,7 +97,7 @@ def _one_device_bound(problem: Problem, blocks: tuple[int, ...], nmicros: int) -
     return best
 
 
-def _idle_beside_barriers(problem: Problem, nmicros: int) -> int:
+def _idle_beside_barriers(problem: PlacementProblem, nmicros: int) -> int:
     """Barriers cannot fill the wait of a device for its first own block, nor what runs after its last one: while a
     barrier runs, the blocks it waits for do not. So that much of the device is idle, whatever the barriers do."""
     barriers = set(_barriers(problem))
@@ -118,20 +118,20 @@ def _idle_beside_barriers(problem: Problem, nmicros: int) -> int:
     return best
 
 
-def _barriers(problem: Problem) -> list[int]:
+def _barriers(problem: PlacementProblem) -> list[int]:
     """Blocks that cover every device in use."""
     used = {dev for where in problem.devices for dev in where}
     return [block for block, where in enumerate(problem.devices) if len(where) == len(used)] if len(used) > 1 else []
 
 
-def _residences(problem: Problem) -> Iterable[_Residence]:
+def _residences(problem: PlacementProblem) -> Iterable[_Residence]:
     for dev in range(problem.ndevs):
         residence = _residence(problem, dev)
         if residence is not None:
             yield residence
 
 
-def _residence(problem: Problem, dev: int) -> _Residence | None:
+def _residence(problem: PlacementProblem, dev: int) -> _Residence | None:
     """How long each micro-batch must hold memory of `dev`, or None where that is unlimited or not determined."""
     if not math.isfinite(problem.caps[dev]):
         return None
@@ -143,8 +143,8 @@ def _residence(problem: Problem, dev: int) -> _Residence | None:
     if not cap:
         return None
     barriers = set(_barriers(problem))
-    whole = _held(problem, takes, gives, lambda block, delay: problem.span[block] + delay)
-    busy = _held(problem, takes, gives, lambda block, _: 0 if block in barriers else problem.span[block])
+    whole = _residence_sum(problem, takes, gives, lambda block, delay: problem.span[block] + delay)
+    busy = _residence_sum(problem, takes, gives, lambda block, _: 0 if block in barriers else problem.span[block])
     if whole is None or busy is None:
         return None
     head = min(problem.head[block] for block in takes)
@@ -152,8 +152,8 @@ def _residence(problem: Problem, dev: int) -> _Residence | None:
     return _Residence(whole, busy, cap, head, tail)
 
 
-def _held(
-    problem: Problem, takes: dict[int, Fraction], gives: dict[int, Fraction], length: Callable[[int, int], int]
+def _residence_sum(
+    problem: PlacementProblem, takes: dict[int, Fraction], gives: dict[int, Fraction], length: Callable[[int, int], int]
 ) -> Fraction | None:
     """Σ units × longest path over a pairing of what is taken with what is given back. Every pairing is a bound;
     the longest paths are paired first. None where some unit has no give that must follow it."""
@@ -171,7 +171,7 @@ def _held(
     return None if any(left_take.values()) else total
 
 
-def _paths(problem: Problem, source: int, length: Callable[[int, int], int]) -> dict[int, int]:
+def _paths(problem: PlacementProblem, source: int, length: Callable[[int, int], int]) -> dict[int, int]:
     reach = {source: 0}
     for block in problem.topological:
         at = reach.get(block)

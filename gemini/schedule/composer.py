@@ -1,4 +1,4 @@
-"""The composer: from blocks on devices to a schedule of all micro-batches, with what is proven about it.
+"""The composer: from blocks on devices to a schedule of all micro-batches, with a proof of its quality.
 
 placement ─► Problem (numbers) ─► bounds
                 │
@@ -17,13 +17,13 @@ from gemini.errors import InfeasibleError, ScheduleError
 from gemini.schedule.block import Number
 from gemini.schedule.link_costs import Links
 from gemini.schedule.phases import find_phases
-from gemini.schedule.placement_problem import Problem, fits, make_problem, memory_limits, numbered
+from gemini.schedule.placement_problem import PlacementProblem, fits, make_problem, memory_limits, number_blocks
 from gemini.schedule.schedplan import Proof, SchedPlan
-from gemini.schedule.search.kernel import Kernel, normalised
+from gemini.schedule.search.kernel import Kernel, normalise
 from gemini.schedule.search.latency import latency_kernel
 from gemini.schedule.search.min_memory import slimmest
 from gemini.schedule.search.sequential import Sequence as Order
-from gemini.schedule.search.sequential import fitting_order, sequential_kernel
+from gemini.schedule.search.sequential import find_order, sequential_kernel
 from gemini.schedule.search.steady_state import Steady, SteadySearch
 from gemini.schedule.search.warmup_cooldown import Ramps
 from gemini.schedule.unroll import pattern_of, unroll
@@ -51,14 +51,14 @@ class Composer:
     ) -> SchedPlan:
         """The best schedule found for the blocks of one micro-batch.
 
-        `memory` is one limit for all devices, one a device, or None. Where no block gives memory back (inference), a
+        `memory` is one limit for all devices, one per device, or None. Where no block gives memory back (inference), a
         block holds memory only while it runs. `nmicros` is how many micro-batches the returned plan has; without it,
         enough to show warm-up, steady state and cool-down. `max_kernel` is how many micro-batches the steady state may
         interleave. `objective` names what is minimised, in order:
 
-        - `("period", "makespan", "memory")`: time a micro-batch, then the ramps, then memory;
+        - `("period", "makespan", "memory")`: time per micro-batch, then the ramps, then memory;
         - `("period", "memory")`: the least memory at the shortest period, kept as the plan's limits;
-        - `"latency"`: the shortest way of each micro-batch through the devices, then the period.
+        - `"latency"`: the shortest path of each micro-batch through the devices, then the period.
 
         `time_limit` in seconds bounds the search for a better steady state; a valid plan is always returned. The same
         seed gives the same plan as long as the limit is not hit.
@@ -66,7 +66,7 @@ class Composer:
         began = time.perf_counter()
         goals = _goals(objective)
         _check_options(nmicros, time_limit, max_kernel)
-        placement = numbered(placement)
+        placement = number_blocks(placement)
         limits = memory_limits(memory, placement.ndevs)
         links = links if links is not None else placement.links
         problem = make_problem(placement, limits, links)
@@ -122,9 +122,9 @@ def _check_options(nmicros: int | None, time_limit: float, max_kernel: int) -> N
         raise ScheduleError(f"a kernel of at most {max_kernel!r} micro-batches\n    → give 1 or more")
 
 
-def _feasible_order(problem: Problem, placement: SchedPlan) -> Order:
+def _feasible_order(problem: PlacementProblem, placement: SchedPlan) -> Order:
     """An order in which one micro-batch fits the memory; an error that says what would be enough otherwise."""
-    order = fitting_order(problem)
+    order = find_order(problem)
     short = [dev for dev in range(problem.ndevs) if not fits(order.peaks[dev], problem.caps[dev])]
     if short:
         blocks = sorted(placement, key=lambda block: block.gid or 0)
@@ -152,7 +152,7 @@ def _shortest_ramps(search: SteadySearch) -> Kernel:
     count = _enough_to_show(problem, best)
 
     def measured(kernel: Kernel) -> tuple[int, Kernel]:
-        kernel = normalised(problem.times(kernel.copies), kernel)
+        kernel = normalise(problem.times(kernel.copies), kernel)
         return Ramps(problem, kernel).follow(count).makespan, kernel
 
     options = [measured(best), *(measured(other) for other in search.alternatives())]
@@ -169,14 +169,14 @@ def _shown(plan: SchedPlan, count: int) -> SchedPlan:
     return schedule
 
 
-def _enough_to_show(problem: Problem, kernel: Kernel) -> int:
+def _enough_to_show(problem: PlacementProblem, kernel: Kernel) -> int:
     """Micro-batches for a warm-up, two kernels and a cool-down."""
     ends = [start + problem.span[index % problem.nblocks] for index, start in enumerate(kernel.starts)]
     deep = -(-(max(ends) - min(kernel.starts)) // kernel.length)
     return kernel.copies * (deep + 2)
 
 
-def _proof(problem: Problem, steady: Steady, seconds: float) -> Proof:
+def _proof(problem: PlacementProblem, steady: Steady, seconds: float) -> Proof:
     return Proof(
         float(problem.real(steady.kernel.period)),
         float(problem.real(steady.bound)),

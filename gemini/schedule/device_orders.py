@@ -4,7 +4,7 @@
     orders          ["0F0", "0F1", "0B0", "0B1"]      what device 0 does
                     ["1F0", "1B0", "1F1", "1B1"]      what device 1 does
 
-Times are the earliest that order and dependencies allow, which is what a run time makes of it.
+Times are the earliest that order and dependencies allow, as the runtime starts them.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def _deadlock(plan: SchedPlan, queues: list[list[Block]], position: list[int]) -
             missing = [str(prev) for prev in queue[at].before if prev not in plan]
             reason = "needs " + ", ".join(missing) if missing else "waits for the other devices of the block"
             lines.append(f"  device {device} is at {queue[at]}, which {reason}")
-    return "\n".join([*lines[:20], "    → put what is needed earlier in the order of its device"])
+    return "\n".join([*lines[:20], "    → move the required block earlier in the order of its device"])
 
 
 def _check(

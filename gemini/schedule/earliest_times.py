@@ -1,6 +1,6 @@
 """The earliest start of every block when the order on each device is kept.
 
-This is what the run time does: a device takes its blocks in the planned order and starts each as soon as what it
+The runtime does the same: a device takes its blocks in the planned order and starts each as soon as what it
 depends on has arrived. Times are longest paths in the graph of dependencies and device orders.
 """
 

@@ -1,4 +1,4 @@
-"""Reading JSON with care: every value knows the file and the place it stands at.
+"""JSON reader: every value carries its file and position, for error messages.
 
 read_json(path)["blocks"].items()[3]["span"].number()
 → plan.json: blocks[3].span: 'two' is not a number
@@ -98,7 +98,7 @@ class Field:
 
 
 def read_json(path: Path) -> Field:
-    """The whole file as one value; says where it breaks off or goes wrong."""
+    """Parse the whole file; errors name the position."""
     try:
         text = path.read_bytes().decode("utf-8")
         value = json.loads(text, object_pairs_hook=_no_duplicates)

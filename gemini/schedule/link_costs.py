@@ -1,4 +1,4 @@
-"""What it costs to move a tensor from one device to another.
+"""Link costs: the time to move a tensor from one device to another.
 
 A link is a latency and a bandwidth, one for all pairs or a matrix `[from][to]`. Times are in the unit of the
 spans, bandwidth in bytes a unit of time. Work that stays on its devices moves nothing.

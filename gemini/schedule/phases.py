@@ -35,7 +35,7 @@ class Phases:
 
     @property
     def period(self) -> float:
-        """Time a micro-batch in the steady state."""
+        """Time per micro-batch in the steady state."""
         return self.length / self.nmicros
 
 

@@ -39,13 +39,13 @@ def load_placement(path: str | Path, name: str | None = None) -> SchedPlan:
             )
         return plan.placement or plan
     if "blocks" not in root and root.keys():
-        root = _chosen(root, name)
+        root = _select_placement(root, name)
     elif name is not None:
         raise root.error("holds one placement without a name", f"leave {name!r} out")
-    return _read(root)
+    return _read_placement(root)
 
 
-def _chosen(root: Field, name: str | None) -> Field:
+def _select_placement(root: Field, name: str | None) -> Field:
     names = root.keys()
     if name is not None and name in root:
         return root[name]
@@ -55,7 +55,7 @@ def _chosen(root: Field, name: str | None) -> Field:
     raise root.error("which placement?" if name is None else f"no placement {name!r}", f"choose one of {listed}")
 
 
-def _read(field: Field) -> SchedPlan:
+def _read_placement(field: Field) -> SchedPlan:
     field.only("ndevs", "blocks", "links")
     homes: dict[Block, tuple[int, ...]] = {}
     by_id: dict[int, Block] = {}

@@ -24,7 +24,7 @@ MEMORY_TOLERANCE = 1e-9
 
 
 @dataclass(frozen=True)
-class Problem:
+class PlacementProblem:
     """The blocks of one micro-batch (or, after `times`, of a kernel of several) in integer time.
 
     `before[i]` and `after[i]` are `(block, delay)` pairs. `caps` is the memory of each device, `inf` where it has no
@@ -144,18 +144,18 @@ class Problem:
                     reach[later] = max(reach.get(later, 0), at + self.span[block] + delay)
         return reach
 
-    def with_caps(self, caps: Sequence[float]) -> Problem:
+    def with_caps(self, caps: Sequence[float]) -> PlacementProblem:
         """The same placement under other memory limits."""
-        return Problem(
+        return PlacementProblem(
             self.ndevs, self.span, self.memory, self.devices, self.before, tuple(caps), self.unit, self.copies
         )
 
-    def single(self) -> Problem:
+    def single(self) -> PlacementProblem:
         """The problem of one micro-batch, of which this is `copies` times."""
         if self.copies == 1:
             return self
         size = self.nblocks // self.copies
-        return Problem(
+        return PlacementProblem(
             self.ndevs,
             self.span[:size],
             self.memory[:size],
@@ -165,7 +165,7 @@ class Problem:
             self.unit,
         )
 
-    def times(self, copies: int) -> Problem:
+    def times(self, copies: int) -> PlacementProblem:
         """The kernel of `copies` micro-batches: block `i` of copy `r` has index `r * nblocks + i`."""
         if copies == 1:
             return self
@@ -175,7 +175,7 @@ class Problem:
             for copy in range(copies)
             for block in range(size)
         )
-        return Problem(
+        return PlacementProblem(
             self.ndevs,
             self.span * copies,
             self.memory * copies,
@@ -195,7 +195,7 @@ def fits(used: Number, cap: float) -> bool:
 # -------------------------------------------------------------------- making one
 
 
-def numbered(placement: SchedPlan) -> SchedPlan:
+def number_blocks(placement: SchedPlan) -> SchedPlan:
     """A copy of the placement, checked, its blocks numbered 0, 1, 2, … by `gid` for micro-batch 0."""
     if not len(placement):
         raise PlacementError("the placement has no blocks\n    → add blocks with add_block or add_block_seq")
@@ -227,7 +227,7 @@ def numbered(placement: SchedPlan) -> SchedPlan:
 
 
 def memory_limits(memory: Number | Sequence[Number] | None, ndevs: int) -> tuple[Number, ...] | None:
-    """One limit a device from one number, one a device, or none at all."""
+    """One limit per device from one number, one per device, or none at all."""
     if memory is None:
         return None
     values: tuple[Number, ...]
@@ -247,8 +247,8 @@ def memory_limits(memory: Number | Sequence[Number] | None, ndevs: int) -> tuple
     return values
 
 
-def make_problem(placement: SchedPlan, limits: Sequence[Number] | None, links: Links) -> Problem:
-    """The numeric view of a placement that `numbered` returned."""
+def make_problem(placement: SchedPlan, limits: Sequence[Number] | None, links: Links) -> PlacementProblem:
+    """The numeric view of a placement that `number_blocks` returned."""
     blocks = sorted(placement, key=lambda block: block.gid or 0)
     links.check(placement.ndevs)
     delays = {
@@ -267,7 +267,9 @@ def make_problem(placement: SchedPlan, limits: Sequence[Number] | None, links: L
         # Forward only: nothing is ever given back, so a limit can only mean what a single block may take.
         _check_blocks_fit(blocks, devices, caps)
         caps = (math.inf,) * placement.ndevs
-    return Problem(placement.ndevs, tuple(ticks[block.span] for block in blocks), memory, devices, before, caps, unit)
+    return PlacementProblem(
+        placement.ndevs, tuple(ticks[block.span] for block in blocks), memory, devices, before, caps, unit
+    )
 
 
 def _is_bad(value: object) -> bool:

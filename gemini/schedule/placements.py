@@ -106,7 +106,7 @@ def _vchunks(ndevs: int, chunks: int) -> list[Stage]:
 
 
 PLACEMENTS: dict[str, Shape] = {
-    "vshape": Shape("one stage a device, forward down and backward up", lambda n, _: _chain(_line(n))),
+    "vshape": Shape("one stage per device, forward down and backward up", lambda n, _: _chain(_line(n))),
     "xshape": Shape(
         "two replicas in opposite directions, as in Chimera: a micro-batch runs down one and another up the other",
         _xshape,
@@ -114,7 +114,7 @@ PLACEMENTS: dict[str, Shape] = {
         admits=lambda ndevs: ndevs >= 2,
     ),
     "mshape": Shape(
-        "an embedding over all devices, then one stage a device", lambda n, _: _chain([_everywhere(n), *_line(n)])
+        "an embedding over all devices, then one stage per device", lambda n, _: _chain([_everywhere(n), *_line(n)])
     ),
     "kshape": Shape(
         "two branches on half of the devices each, joined on all of them, as in CLIP",
@@ -135,21 +135,21 @@ PLACEMENTS: dict[str, Shape] = {
         admits=lambda ndevs: ndevs >= 2,
     ),
     "mllm": Shape(
-        "an embedding and a head over all devices, one stage a device between them",
+        "an embedding and a head over all devices, one stage per device between them",
         lambda n, _: _chain([_everywhere(n), *_line(n), _everywhere(n)]),
     ),
     "finetune": Shape(
-        "a frozen embedding over all devices, then one stage a device",
+        "a frozen embedding over all devices, then one stage per device",
         lambda n, _: _chain([_everywhere(n, backward=None), *_line(n, backward=2)]),
     ),
-    "alphafold": Shape("two passes without gradients, then one with, one stage a device", _alphafold),
+    "alphafold": Shape("two passes without gradients, then one with, one stage per device", _alphafold),
     "interleaved": Shape(
-        "several chunks a device, looped: device d holds stages d, P+d, 2P+d, …",
+        "several chunks per device, looped: device d holds stages d, P+d, 2P+d, …",
         lambda n, chunks: _chain(_line(n) * chunks),
         chunked=True,
     ),
     "vchunks": Shape(
-        "several chunks a device, down and up in turn: device d holds stages d, 2P−1−d, …", _vchunks, chunked=True
+        "several chunks per device, down and up in turn: device d holds stages d, 2P−1−d, …", _vchunks, chunked=True
     ),
 }
 
@@ -175,8 +175,8 @@ def placement(
     """The blocks of one micro-batch for a shape of `PLACEMENTS` on `ndevs` devices; forward only unless `train`.
 
     `split` makes two blocks of each backward: the input gradient, which the stage before waits for, and the weight
-    gradient, which nobody waits for. Spans and memory are the shape's own unless given, one number for all stages
-    (for memory: all that hold any) or one a stage. Memory is taken by the forward and given back by the backward,
+    gradient, on which nothing depends. Spans and memory are the shape's own unless given, one number for all stages
+    (for memory: all that hold any) or one per stage. Memory is taken by the forward and given back by the backward,
     or half by the input gradient and half by the weight gradient (`input_release` is the former's share).
     `nbytes` travel along every edge.
     """
@@ -189,7 +189,7 @@ def placement(
         INPUT_GRADIENT: _each("input_gradient", input_gradient, [1] * count),
         WEIGHT_GRADIENT: _each("weight_gradient", weight_gradient, [1] * count),
     }
-    held = _held(memory, stages, train)
+    held = _stage_memory(memory, stages, train)
     if not 0 <= input_release <= 1:
         raise PlacementError(f"input_release {input_release!r}\n    → give a share from 0 to 1 of the memory")
     homes: dict[Block, tuple[int, ...]] = {}
@@ -214,7 +214,7 @@ def placement(
             else:
                 gradients[index] = add(index, BACKWARD, -held[index])
         _mirror(stages, forwards, gradients, nbytes)
-    return _timed(ndevs, homes)
+    return _assign_times(ndevs, homes)
 
 
 def _mirror(stages: list[Stage], forwards: list[Block], gradients: dict[int, Block], nbytes: Number) -> None:
@@ -228,7 +228,7 @@ def _mirror(stages: list[Stage], forwards: list[Block], gradients: dict[int, Blo
                 Block.make_dependency(block, gradients[prev], nbytes)
 
 
-def _timed(ndevs: int, homes: dict[Block, tuple[int, ...]]) -> SchedPlan:
+def _assign_times(ndevs: int, homes: dict[Block, tuple[int, ...]]) -> SchedPlan:
     plan = SchedPlan(ndevs)
     for gid, (block, start) in enumerate(asap(homes).items()):
         block.gid = gid
@@ -254,8 +254,8 @@ def _chunks(name: str, shape: Shape, chunks: int | None) -> int:
     return chunks
 
 
-def _held(memory: PerStage | None, stages: list[Stage], train: bool) -> list[Number]:
-    """What each stage's forward takes; in training only what a backward will give back."""
+def _stage_memory(memory: PerStage | None, stages: list[Stage], train: bool) -> list[Number]:
+    """Memory of each stage's forward; in training only where a backward releases it."""
     own = [stage.memory for stage in stages]
     memory = plain_number(memory)
     if isinstance(memory, (int, float)):
@@ -270,7 +270,7 @@ def _held(memory: PerStage | None, stages: list[Stage], train: bool) -> list[Num
 
 
 def _each(name: str, given: PerStage | None, default: Sequence[Number]) -> list[Number]:
-    """One value a stage."""
+    """One value per stage."""
     if given is None:
         return list(default)
     given = plain_number(given)
@@ -278,6 +278,6 @@ def _each(name: str, given: PerStage | None, default: Sequence[Number]) -> list[
         return [given] * len(default)
     if len(given) != len(default):
         raise PlacementError(
-            f"{len(given)} values of {name} for {len(default)} stages\n    → give one number, or one a stage"
+            f"{len(given)} values of {name} for {len(default)} stages\n    → give one number, or one per stage"
         )
     return list(given)

@@ -124,7 +124,7 @@ def _dump(document: Mapping[str, object], indent: str = "") -> str:
 
 
 def from_field(root: Field) -> SchedPlan:
-    """The plan in a document read by `read_json`; says which place of which file is wrong."""
+    """The plan in a document read by `read_json`; errors name the file and the position."""
     form = root.get("format", None)
     if form.value != FORMAT:
         raise root.error(
@@ -232,7 +232,7 @@ def _pattern(field: Field) -> Pattern | None:
     nmicros = field["nmicros"].integer(at_least=1)
     starts = tuple(tuple(cell.number() for cell in row.items()) for row in field["starts"].items())
     if len(starts) != nmicros:
-        raise field["starts"].error(f"{len(starts)} rows for {nmicros} micro-batches", "give one row a micro-batch")
+        raise field["starts"].error(f"{len(starts)} rows for {nmicros} micro-batches", "give one row per micro-batch")
     length = field["length"].number()
     if length <= 0:
         raise field["length"].error(f"{length} is not above zero", "write the plan again")

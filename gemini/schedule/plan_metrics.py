@@ -1,4 +1,4 @@
-"""What a plan costs, in the figures by which schedules are compared: with each other, and with the known ones."""
+"""Metrics of a plan, for comparison with other schedules."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gemini.schedule.schedplan import SchedPlan
 class Figures:
     """The figures of one plan.
 
-    `period` is the time a micro-batch in the steady state, `None` where the plan never reaches one; `bubble` is the
+    `period` is the time per micro-batch in the steady state, `None` where the plan never reaches one; `bubble` is the
     idle share of all devices from the start of the plan to its end; `peaks` is the most memory each device holds.
     """
 

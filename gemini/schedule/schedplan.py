@@ -29,7 +29,7 @@ __all__ = ["Block", "Pattern", "Proof", "SchedPlan"]
 class Pattern:
     """A steady state: block `gid` of micro-batch `q * nmicros + r` starts at `starts[r][gid] + q * length`.
 
-    `nmicros` micro-batches make one kernel of `length`; the period (time a micro-batch) is their quotient. A `rigid`
+    `nmicros` micro-batches make one kernel of `length`; the period (time per micro-batch) is their quotient. A `rigid`
     pattern is kept to the moment when it is unrolled; otherwise blocks start earlier where warm-up and cool-down allow.
     """
 
@@ -40,7 +40,7 @@ class Pattern:
 
     @property
     def period(self) -> float:
-        """Time a micro-batch in the steady state."""
+        """Time per micro-batch in the steady state."""
         return self.length / self.nmicros
 
     def start(self, gid: int, mid: int) -> Number:
@@ -51,7 +51,7 @@ class Pattern:
 
 @dataclass(frozen=True)
 class Proof:
-    """What is known about a composed plan, and how it was found."""
+    """The proof of a composed plan: bounds, and how it was found."""
 
     period: float
     lower_bound: float
@@ -64,7 +64,7 @@ class Proof:
 
     @property
     def gap(self) -> float:
-        """How far the period may be above the best possible, as a share of the lower bound."""
+        """The gap between the period and its lower bound, as a share of the bound."""
         return self.period / self.lower_bound - 1 if self.lower_bound else 0.0
 
     def __str__(self) -> str:
@@ -98,7 +98,7 @@ class SchedPlan:
 
     def add_block(self, block: Block, device: int | Sequence[int], step: Number) -> Block:
         """Put `block` on one device, or on several at once (tensor parallel), starting at `step`."""
-        devices = self._checked_devices(block, device)
+        devices = self._check_devices(block, device)
         if block in self._starts:
             raise PlacementError(f"block {block} is already in the plan at {self._starts[block]}\n    → add it once")
         if not is_number(step) or step < 0:
@@ -129,7 +129,7 @@ class SchedPlan:
             if block is None:
                 step += 1
                 continue
-            chain.append((block, self._checked_devices(block, where), self._joined(block, step)))
+            chain.append((block, self._check_devices(block, where), self._join_start(block, step)))
             step = chain[-1][2] + block.span
         # Nothing was added so far: a fault in the middle of the chain leaves the plan as it was.
         for block, where, step in chain:
@@ -138,7 +138,7 @@ class SchedPlan:
         for (previous, *_), (block, *_) in pairwise(chain):
             Block.make_dependency(previous, block)
 
-    def _checked_devices(self, block: Block, device: int | Sequence[int]) -> tuple[int, ...]:
+    def _check_devices(self, block: Block, device: int | Sequence[int]) -> tuple[int, ...]:
         given = (device,) if isinstance(device, int) or not isinstance(device, Iterable) else tuple(device)
         try:
             devices = tuple(index(dev) for dev in given)
@@ -156,7 +156,7 @@ class SchedPlan:
             )
         return devices
 
-    def _joined(self, block: Block, step: Number) -> Number:
+    def _join_start(self, block: Block, step: Number) -> Number:
         """When `block` starts in a chain that reaches it at `step`."""
         at = self._starts.get(block, step)
         if at < step:
@@ -216,7 +216,7 @@ class SchedPlan:
         return self._devices[block]
 
     def device_blocks(self, devid: int) -> list[Block]:
-        """What a device runs, in order."""
+        """The blocks of a device, in order."""
         if not 0 <= devid < self.ndevs:
             raise PlacementError(f"device {devid} of a plan with {self.ndevs}\n    → devices are 0 to {self.ndevs - 1}")
         return list(self._by_time()[1][devid])
@@ -265,7 +265,7 @@ class SchedPlan:
         return self.placement is None or any(block.memory < 0 for block in self.placement)
 
     def memory_curve(self, devid: int) -> list[tuple[Number, Number]]:
-        """What a device holds: `(time, amount)` from every time on at which one of its blocks changes it."""
+        """The memory of a device: `(time, amount)` at every time at which one of its blocks changes it."""
         keeps = self.keeps_memory
         curve: list[tuple[Number, Number]] = []
         held: Number = 0
@@ -313,7 +313,7 @@ class SchedPlan:
     def extract(self, start: Number, end: Number) -> SchedPlan:
         """The blocks that start in `[start, end)`, moved to begin at 0, with the dependencies among them.
 
-        What is known about the whole, the pattern and the proof, is not true of a part.
+        Pattern and proof hold for the whole plan only, so a part has none.
         """
         part = self._rebuilt({block: at - start for block, at in self._starts.items() if start <= at < end})
         part.pattern, part.proof = None, None

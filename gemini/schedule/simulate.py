@@ -1,8 +1,8 @@
-"""What happens when a plan runs with other times than it was made for.
+"""Simulation: a plan executed with other times than it was made for.
 
-Devices do what the run time does: each takes its blocks in the planned order and starts one as soon as all its
+Devices act as the runtime does: each takes its blocks in the planned order and starts one as soon as all its
 devices are free and all it depends on has arrived. Spans, links and jitter may be others than the plan's, so times
-come as they come; orders that cannot be kept end in a deadlock, which the report explains:
+follow from them; orders that cannot be kept end in a deadlock, which the report explains:
 
     dev 0   1B0 …      waits for 1F0
     dev 1   1F0 …      waits for 0F0, which device 0 has after 1B0
@@ -69,7 +69,7 @@ class Simulation:
         return self
 
     def executed(self) -> SchedPlan:
-        """What ran, as a plan with the times and spans it had (to draw, export or look at)."""
+        """The executed plan, with measured times and spans, to draw or export."""
         if self.plan is None:
             raise InvalidPlanError("this report was made without its plan\n    → simulate the plan again")
         ran = SchedPlan(self.plan.ndevs)
@@ -90,7 +90,7 @@ class Simulation:
         if self.deadlock:
             lines.insert(0, f"deadlock after {len(self.times)} blocks; these wait for each other:")
             lines[1:1] = [f"  {wait}" for wait in self.deadlock]
-            lines.insert(len(self.deadlock) + 1, "    → put what is waited for earlier in the order of its device")
+            lines.insert(len(self.deadlock) + 1, "    → move the awaited block earlier in the order of its device")
         return "\n".join(lines)
 
 

@@ -54,7 +54,7 @@ def grid(
     texts = [[format_time(at), *(row.get(index, IDLE) for row in cells)] for index, at in enumerate(columns)]
     slack = _SAME * plan.nsteps
     begins = sorted({bisect_left(columns, plan.step(block) - slack) for block in marked})
-    shown, cell_width = _fitting([max(map(len, column)) + 1 for column in texts], begins, room)
+    shown, cell_width = _choose_columns([max(map(len, column)) + 1 for column in texts], begins, room)
     lines = [_title(plan)]
     for position, label in enumerate(labels):
         lines.append(_line(label.ljust(margin), [column[position] for column in texts], shown, cell_width))
@@ -150,7 +150,7 @@ def _shown_devices(plan: SchedPlan, marked: set[Block], limit: int) -> list[int]
     return sorted(order[:limit])
 
 
-def _fitting(widths: list[int], begins: list[int], room: int) -> tuple[list[int], int]:
+def _choose_columns(widths: list[int], begins: list[int], room: int) -> tuple[list[int], int]:
     """Which columns to show in `room` and how wide each: all, or those around `begins`, or the first."""
     if max(widths) * len(widths) <= room:
         return list(range(len(widths))), max(widths)

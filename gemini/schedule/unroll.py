@@ -14,7 +14,7 @@ from functools import partial
 
 from gemini.errors import ScheduleError
 from gemini.schedule.block import Block, Number
-from gemini.schedule.placement_problem import Problem, make_problem
+from gemini.schedule.placement_problem import PlacementProblem, make_problem
 from gemini.schedule.schedplan import Pattern, SchedPlan
 from gemini.schedule.search.kernel import Kernel
 from gemini.schedule.search.list_scheduler import Starts
@@ -64,13 +64,13 @@ def _library_starts(placement: SchedPlan, nmicros: int) -> Iterator[list[list[Nu
         yield starts
 
 
-def kernel_of(problem: Problem, pattern: Pattern) -> Kernel:
+def kernel_of(problem: PlacementProblem, pattern: Pattern) -> Kernel:
     """The steady state in the problem's integer time."""
     flat = [start for row in pattern.starts for start in row]
     return Kernel(_ticks(problem, pattern.length), tuple(_ticks(problem, start) for start in flat), pattern.nmicros)
 
 
-def pattern_of(problem: Problem, kernel: Kernel, rigid: bool = False) -> Pattern:
+def pattern_of(problem: PlacementProblem, kernel: Kernel, rigid: bool = False) -> Pattern:
     """The steady state in the placement's own time."""
     size = problem.nblocks
     rows = tuple(
@@ -127,5 +127,5 @@ def build_plan(like: SchedPlan, placement: SchedPlan, times: list[list[Number]])
     return plan
 
 
-def _ticks(problem: Problem, value: Number) -> int:
+def _ticks(problem: PlacementProblem, value: Number) -> int:
     return round(Fraction(value) / problem.unit)

@@ -1,4 +1,4 @@
-"""A plan that is asked for by its file: whether it can run here at all, before anything does."""
+"""A plan loaded from a user's file, checked before anything starts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gemini.errors import InvalidPlanError
 from gemini.schedule.schedplan import SchedPlan
 
 
-def asked_plan(path: Path, nworkers: int, micro_batches: int) -> SchedPlan:
+def load_user_plan(path: Path, nworkers: int, micro_batches: int) -> SchedPlan:
     """The plan of a file. Raises ArtifactError where it cannot be read, and InvalidPlanError where it breaks a rule
     (it deadlocks, it takes more memory than it says) or is for other workers or micro-batches than these."""
     plan = SchedPlan.load(path)
@@ -36,7 +36,7 @@ def asked_plan(path: Path, nworkers: int, micro_batches: int) -> SchedPlan:
 
 
 def replicas(plan: SchedPlan) -> int:
-    """How many models a plan has: parts of a micro-batch, of as many stages each, that do not depend on each other."""
+    """Count the model replicas of a plan: equal, independent parts of one micro-batch."""
     first = min((block.mid for block in plan), default=0)
     blocks = [block for block in plan if block.mid == first]
     parts = networkx.Graph()

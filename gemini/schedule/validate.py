@@ -1,4 +1,4 @@
-"""Is this plan one that devices can run? Checked from the rules alone, apart from how plans are searched.
+"""Validation: a plan checked against the rules alone, independent of the search.
 
     times         every start is a finite time from 0 on, every device exists
     dependencies  a block starts when all it depends on has ended and its bytes have arrived
@@ -60,20 +60,20 @@ def find_faults(plan: SchedPlan, memory: Number | Sequence[Number] | None = None
     limits = memory_limits(plan, memory)
     plan.links.check(plan.ndevs)
     broken = list(_times(plan))
-    if broken:  # nothing else can be told about a block without a time or a device
+    if broken:  # nothing else can be checked for a block without a time or a device
         return broken
     return [*_dependencies(plan), *_exclusivity(plan), *_memory(plan, limits), *_completeness(plan)]
 
 
 def memory_limits(plan: SchedPlan, memory: Number | Sequence[Number] | None) -> tuple[Number, ...] | None:
-    """One limit a device, from one number, a sequence, or what the plan was made for."""
+    """One limit per device, from one number, a sequence, or what the plan was made for."""
     memory = plan.memory if memory is None else memory
     if memory is None:
         return None
     limits = (memory,) * plan.ndevs if isinstance(memory, (int, float)) else tuple(memory)
     if len(limits) != plan.ndevs or any(math.isnan(limit) for limit in limits):
         raise PlacementError(
-            f"memory limits {list(limits)} for {plan.ndevs} devices\n    → give one number, or one a device"
+            f"memory limits {list(limits)} for {plan.ndevs} devices\n    → give one number, or one per device"
         )
     return limits
 

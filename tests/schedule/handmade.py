@@ -58,7 +58,7 @@ def one_f_one_b(ndevs: int, nmicros: int, *, split: bool = False, spans: tuple[N
 
 
 def interleaved(ndevs: int, nmicros: int, *, split: bool = False, v: bool = False) -> SchedPlan:
-    """Two chunks a device: all forwards in groups of `ndevs` micro-batches, then all backwards (looped BFS)."""
+    """Two chunks per device: all forwards in groups of `ndevs` micro-batches, then all backwards (looped BFS)."""
     placement = pipeline_placement(ndevs, 2 * ndevs, split=split, v=v)
     orders = []
     for device in range(ndevs):

@@ -9,7 +9,7 @@ import pytest
 from gemini.errors import ArtifactError, GeminiError, InvalidPlanError
 from gemini.schedule import Composer, SchedPlan, placement
 from gemini.schedule.library import library
-from gemini.schedule.user_plan import asked_plan
+from gemini.schedule.user_plan import load_user_plan
 
 
 def deadlocked() -> SchedPlan:
@@ -36,12 +36,12 @@ def spread() -> SchedPlan:
 @pytest.mark.parametrize("name", ["gpipe", "1f1b", "zb_h1", "zb_v"])
 def test_what_can_run_is_read(name: str, tmp_path: Path) -> None:
     path = library(name, 2, 4).save(tmp_path / "plan.json")
-    assert str(asked_plan(path, 2, 4)) == str(library(name, 2, 4))
+    assert str(load_user_plan(path, 2, 4)) == str(library(name, 2, 4))
 
 
 def test_a_composed_plan_can_run(tmp_path: Path) -> None:
     path = Composer.compose(placement("vshape", ndevs=4), memory=4).unroll(8).save(tmp_path / "plan.json")
-    assert asked_plan(path, 4, 8).nmicros == 8
+    assert load_user_plan(path, 4, 8).nmicros == 8
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_a_composed_plan_can_run(tmp_path: Path) -> None:
 def test_what_cannot_is_an_error(plan: SchedPlan, text: str, tmp_path: Path) -> None:
     path = plan.save(tmp_path / "plan.json")
     with pytest.raises(InvalidPlanError, match=text):
-        asked_plan(path, 2, 4)
+        load_user_plan(path, 2, 4)
 
 
 @pytest.mark.parametrize("contents", [None, "", "{}", "[1, 2"])
@@ -67,4 +67,4 @@ def test_what_is_no_plan_is_an_error(contents: str | None, tmp_path: Path) -> No
     if contents is not None:
         path.write_text(contents)
     with pytest.raises((ArtifactError, GeminiError), match=r"plan\.json"):
-        asked_plan(path, 2, 4)
+        load_user_plan(path, 2, 4)

@@ -77,7 +77,7 @@ def test_without_matplotlib_figures_name_the_extra_and_pages_still_draw(
     for name in [module for module in sys.modules if module.split(".")[0] == "matplotlib"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(MissingEngineError, match=r"gemini-parallel\[viz\]"):
+    with pytest.raises(MissingEngineError, match=r"gemini-instrumenter\[viz\]"):
         draw(one_f_one_b(2, 2), tmp_path / "plan.png")
     assert draw(one_f_one_b(2, 2), tmp_path / "plan.html").exists()
 

@@ -172,7 +172,7 @@ def test_a_hand_made_placement_is_recognised_and_keeps_its_spans():
         (lambda: library("chimera", 3, 7), "it needs an even number of devices"),
         (lambda: library("interleaved_1f1b", 4, 8, chunks=1), r"with one chunk it is 1f1b"),
         (lambda: library("zb_v", 4, 8, chunks=3), "3 chunks for zb_v\n    → it has 2: leave chunks out"),
-        (lambda: library("1f1b", 4, 8, chunks=2), "which has one stage a device"),
+        (lambda: library("1f1b", 4, 8, chunks=2), "which has one stage per device"),
         (lambda: library("1f1b", 4, 0), "0 micro-batches"),
         (lambda: library("1f1b", 0, 4), "does not exist for 0 devices"),
         (lambda: library_on("1f1b", placement("mshape", 4), 4), "it runs on vshape; on this one run: gpipe"),

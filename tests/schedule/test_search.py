@@ -13,25 +13,25 @@ from strategies import placements
 from gemini.schedule import SchedPlan
 from gemini.schedule.bounds import makespan_bound, period_bound
 from gemini.schedule.link_costs import FREE
-from gemini.schedule.placement_problem import Problem, make_problem, memory_limits, numbered
+from gemini.schedule.placement_problem import PlacementProblem, make_problem, memory_limits, number_blocks
 from gemini.schedule.placements import placement
 from gemini.schedule.search.beam_search import Budget, Effort, beam_search
 from gemini.schedule.search.compact import tightest
 from gemini.schedule.search.cpsat_model import solve_kernel, solver_installed
-from gemini.schedule.search.kernel import Kernel, keeps_rules, normalised, steady_peak
+from gemini.schedule.search.kernel import Kernel, keeps_rules, normalise, steady_peak
 from gemini.schedule.search.list_scheduler import list_schedule
-from gemini.schedule.search.modulo_table import PlanRequest, Room, can_pack, gaps, occupy, positions
+from gemini.schedule.search.modulo_table import Room, Wish, can_pack, gaps, occupy, positions
 from gemini.schedule.search.nested_order import placings
-from gemini.schedule.search.sequential import fitting_order, least_memory_order, sequential_kernel
-from gemini.schedule.search.warmup_cooldown import Ramps, compacted, within_memory
+from gemini.schedule.search.sequential import find_order, least_memory_order, sequential_kernel
+from gemini.schedule.search.warmup_cooldown import Ramps, compact_listing, within_memory
 
 
-def problem_of(plan: SchedPlan, memory: float | None = None) -> Problem:
-    plan = numbered(plan)
+def problem_of(plan: SchedPlan, memory: float | None = None) -> PlacementProblem:
+    plan = number_blocks(plan)
     return make_problem(plan, memory_limits(memory, plan.ndevs), plan.links)
 
 
-def kernel_at(problem: Problem, length: int, width: int = 16) -> Kernel | None:
+def kernel_at(problem: PlacementProblem, length: int, width: int = 16) -> Kernel | None:
     for placing in placings(problem):
         kernel = beam_search(problem, length, placing, {}, Effort(width, 4), budget=Budget())
         if kernel is not None:
@@ -59,14 +59,14 @@ def test_gaps_go_around_the_circle() -> None:
 
 def test_a_block_leaves_room_for_those_to_come() -> None:
     room = Room(((0, 1),), (3,), 8)  # a block of three is still to come to the seven that are free
-    times = [time for _, time in positions([room], 4, PlanRequest(2, None), 8)]
+    times = [time for _, time in positions([room], 4, Wish(2, None), 8)]
     assert times
     assert all(time % 8 in (1, 4) for time in times)
 
 
 @given(st.integers(0, 30), st.integers(0, 30), st.integers(1, 12))
 def test_a_wish_is_met_at_the_closest_time(low: int, offset: int, length: int) -> None:
-    found = PlanRequest(low, None).time(offset, length)
+    found = Wish(low, None).time(offset, length)
     assert found is not None
     distance, time = found
     assert time - low == distance < length
@@ -120,7 +120,7 @@ def test_beam_kernels_keep_the_rules(shape: SchedPlan, stretch: float, extra: in
     kernel = kernel_at(problem, length)
     if kernel is not None:
         assert keeps_rules(problem, kernel)
-        assert keeps_rules(problem, normalised(problem, kernel))
+        assert keeps_rules(problem, normalise(problem, kernel))
         tighter = tightest(problem, kernel, 8)
         assert period_bound(problem) <= tighter.period <= kernel.period
         assert keeps_rules(problem.times(tighter.copies), tighter)
@@ -180,12 +180,12 @@ def test_list_schedules_never_deadlock_and_stay_within_memory(
 ) -> None:
     free = problem_of(shape)
     problem = free.with_caps([peak + extra for peak in least_memory_order(free).peaks])
-    reference = fitting_order(problem).order
+    reference = find_order(problem).order
     priority = [[float(mid * 7 + block) for mid in range(nmicros)] for block in range(problem.nblocks)]
     listing = list_schedule(problem, priority, reference, patience)
     assert listing is not None
     assert within_memory(problem, listing.starts)
-    assert compacted(problem, listing.starts).makespan <= listing.makespan
+    assert compact_listing(problem, listing.starts).makespan <= listing.makespan
 
 
 @pytest.mark.skipif(not solver_installed(), reason="needs OR-tools")
@@ -203,11 +203,11 @@ def test_decimal_and_real_times_become_integers_that_never_undercut_them() -> No
 
     plan = SchedPlan(1)
     plan.add_block_seq([Block(0, 0.25, 0, "f"), Block(0, 1.5, 0, "f")], [[0], [0]])
-    exact = make_problem(numbered(plan), None, FREE)
+    exact = make_problem(number_blocks(plan), None, FREE)
     assert exact.span == (1, 6)
     assert exact.real(7) == 1.75
     plan = SchedPlan(1)
     plan.add_block_seq([Block(0, 2**0.5, 0, "f"), Block(0, 3**0.5, 0, "f")], [[0], [0]])
-    real = make_problem(numbered(plan), None, FREE)
+    real = make_problem(number_blocks(plan), None, FREE)
     assert all(real.real(ticks) >= span for ticks, span in zip(real.span, (2**0.5, 3**0.5)))
     assert real.real(sum(real.span)) == pytest.approx(2**0.5 + 3**0.5, rel=1e-8)

@@ -12,7 +12,7 @@ from strategies import placements
 
 from gemini.errors import ScheduleError
 from gemini.schedule import Block, Composer, Links, SchedPlan
-from gemini.schedule.placement_problem import make_problem, numbered
+from gemini.schedule.placement_problem import make_problem, number_blocks
 from gemini.schedule.placements import placement
 from gemini.schedule.plan_files import to_dict
 from gemini.schedule.search.sequential import least_memory_order
@@ -23,7 +23,7 @@ EFFORT = {"time_limit": 0.3}
 
 def memory_for(plan: SchedPlan, extra: list[int]) -> list[float]:
     """What one micro-batch at a time needs, and some more."""
-    problem = make_problem(numbered(plan), [1e9] * plan.ndevs, plan.links)
+    problem = make_problem(number_blocks(plan), [1e9] * plan.ndevs, plan.links)
     return [peak + more for peak, more in zip(least_memory_order(problem).peaks, extra)]
 
 

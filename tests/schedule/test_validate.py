@@ -193,7 +193,7 @@ def test_an_empty_plan_is_valid():
 
 @pytest.mark.parametrize("limits", [[1], [1, 2, 3], [float("nan"), 1]])
 def test_limits_for_another_number_of_devices_are_refused(limits):
-    with pytest.raises(PlacementError, match="one number, or one a device"):
+    with pytest.raises(PlacementError, match="one number, or one per device"):
         chain().validate(limits)
 
 

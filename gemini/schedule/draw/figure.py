@@ -173,7 +173,7 @@ def _phases(axes: Axes, picture: Timeline, layout: Layout) -> None:
     per_unit = layout.axis_width / (float(picture.end) or 1)
     for name, begin, end in picture.sections:
         axes.fill([begin, end, end, begin], [top, top, bottom, bottom], color=palette.PHASES[name], lw=0, zorder=1)
-        text = layout.fitting(_phase_texts(name, picture), float(end - begin) * per_unit, layout.strip_size)
+        text = layout.first_fitting(_phase_texts(name, picture), float(end - begin) * per_unit, layout.strip_size)
         axes.text(
             float(begin + end) / 2,
             (top + bottom) / 2,
@@ -204,7 +204,7 @@ def _phase_texts(name: str, picture: Timeline) -> list[str]:
 
 
 def _kernel_ticks(axes: Axes, picture: Timeline, layout: Layout) -> None:
-    """Short marks where one repetend ends and the next begins, as long as they can be told apart."""
+    """Short marks where one repetend ends and the next begins, as long as they are distinguishable."""
     phases = picture.phases
     per_unit = layout.axis_width / (float(picture.end) or 1)
     if phases is None or float(phases.length) * per_unit < 0.06:

@@ -84,12 +84,12 @@ class Layout:
         return self.top_of(row) + self.bar + self.gap + self.memory
 
     def label(self, block: Block) -> str:
-        """What is written on a block: its name, its micro-batch, or nothing where that does not fit."""
+        """The label of a block: its name, its micro-batch, or nothing where neither fits."""
         texts = {"action": str(block), "micro-batch": str(block.mid), "": ""}
-        return self.fitting([texts[self.label_form]], float(block.span) * self.per_unit, self.label_size)
+        return self.first_fitting([texts[self.label_form]], float(block.span) * self.per_unit, self.label_size)
 
     @staticmethod
-    def fitting(texts: Sequence[str], width: float, size: float) -> str:
+    def first_fitting(texts: Sequence[str], width: float, size: float) -> str:
         """The first of `texts` that fits into `width` inches at type size `size`."""
         return next((text for text in texts if text_width(text, size) <= width), "")
 

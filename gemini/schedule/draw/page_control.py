@@ -1,4 +1,4 @@
-"""What the HTML page does: zoom, pan, light up a micro-batch, and tell about the block pointed at."""
+"""Behaviour of the HTML page: zoom, pan, highlight a micro-batch, show the facts of a block."""
 
 CONTROL = r"""
 function look(begin, end) {

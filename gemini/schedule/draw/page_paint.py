@@ -1,4 +1,4 @@
-"""How the HTML page draws: the axis with the phases, and the rows, as much of them as is in view."""
+"""Painting of the HTML page: the axis with the phases, and the visible part of the rows."""
 
 PAINT = r"""
 'use strict';

@@ -1,4 +1,4 @@
-"""What a picture of a schedule shows, before any file format: rows, bars, idle gaps, memory curves and phases."""
+"""Timeline of a schedule, independent of a file format: rows, bars, idle gaps, memory curves and phases."""
 
 from __future__ import annotations
 

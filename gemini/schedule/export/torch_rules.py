@@ -19,7 +19,7 @@ _GRADIENT = (BACKWARD, INPUT_GRADIENT)
 
 
 def check_exportable(plan: SchedPlan) -> None:
-    """Raise `PlacementError` with everything that keeps torch's run time from executing `plan`."""
+    """Raise `PlacementError` with everything that keeps torch's runtime from executing `plan`."""
     faults = _block_faults(plan) or _stage_faults(plan) or _dependency_faults(plan) or _order_faults(plan)
     if faults:
         shown = [f"  - {fault}" for fault in faults[:MOST_FAULTS_SHOWN]]
@@ -94,8 +94,8 @@ def _dependency_faults(plan: SchedPlan) -> list[Fault]:
         for prev in block.before:
             if prev in plan and not _moves(prev, block):
                 faults.append(Fault(f"{block} depends on {prev}", _remedy(prev, block)))
-        needed = _needed(block, blocks, last)
-        if needed is not None and needed not in block.before and not _implied(needed, block):
+        needed = _find_input(block, blocks, last)
+        if needed is not None and needed not in block.before and not _is_implied(needed, block):
             faults.append(
                 Fault(
                     f"{block} does not depend on {needed}, which torch runs first",
@@ -129,7 +129,7 @@ def _remedy(prev: Block, block: Block) -> str:
     return "it moves activations to the next stage and gradients to the previous one"
 
 
-def _needed(block: Block, blocks: dict[Action, Block], last: int) -> Block | None:
+def _find_input(block: Block, blocks: dict[Action, Block], last: int) -> Block | None:
     """The one block whose result torch hands to `block`."""
     stage, mid = block.action.stage, block.mid
     if block.btype == FORWARD:
@@ -141,7 +141,7 @@ def _needed(block: Block, blocks: dict[Action, Block], last: int) -> Block | Non
     return blocks.get(Action(stage + 1, BACKWARD, mid)) or blocks[Action(stage + 1, INPUT_GRADIENT, mid)]
 
 
-def _implied(needed: Block, block: Block) -> bool:
+def _is_implied(needed: Block, block: Block) -> bool:
     """Whether `block` depends on `needed` through others."""
     reached, ahead = set(), list(block.before)
     while ahead:

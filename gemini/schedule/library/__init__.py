@@ -20,16 +20,16 @@ from gemini.schedule.library.gpipe import GPIPE
 from gemini.schedule.library.interleaved import INTERLEAVED_1F1B, INTERLEAVED_ZB
 from gemini.schedule.library.looped_bfs import LOOPED_BFS
 from gemini.schedule.library.one_f_one_b import ONE_F_ONE_B
-from gemini.schedule.library.schedule_entry import Known, chunks_of
+from gemini.schedule.library.schedule_entry import ScheduleEntry, chunks_of
 from gemini.schedule.library.zb_v import ZB_V
 from gemini.schedule.library.zero_bubble import ZB_H1, ZB_H2
 from gemini.schedule.placements import PLACEMENTS, PerStage
 from gemini.schedule.placements import placement as named_placement
 from gemini.schedule.schedplan import SchedPlan
 
-__all__ = ["LIBRARY", "Known", "library", "library_for", "library_on"]
+__all__ = ["LIBRARY", "ScheduleEntry", "library", "library_for", "library_on"]
 
-LIBRARY: dict[str, Known] = {
+LIBRARY: dict[str, ScheduleEntry] = {
     known.name: known
     for known in (
         GPIPE,
@@ -63,11 +63,11 @@ def library(
     input_release: Number = 0.5,
     nbytes: Number = 0,
 ) -> SchedPlan:
-    """The schedule `name` of `LIBRARY` with the given spans and memory, one number for all stages or one a stage."""
-    known = _known(name)
+    """The schedule `name` of `LIBRARY` with the given spans and memory, one number for all stages or one per stage."""
+    known = _find_entry(name)
     chunked = PLACEMENTS[known.placement].chunked
     if chunks is not None and not chunked:
-        raise PlacementError(f"{chunks!r} chunks for {name}, which has one stage a device\n    → leave chunks out")
+        raise PlacementError(f"{chunks!r} chunks for {name}, which has one stage per device\n    → leave chunks out")
     if known.chunks is not None and chunks not in (None, known.chunks):
         raise PlacementError(f"{chunks!r} chunks for {name}\n    → it has {known.chunks}: leave chunks out")
     placement = named_placement(
@@ -88,7 +88,7 @@ def library(
 
 def library_on(name: str, placement: SchedPlan, nmicros: int) -> SchedPlan:
     """The schedule `name` on a placement of yours, with its spans, memory and links."""
-    known = _known(name)
+    known = _find_entry(name)
     if isinstance(nmicros, bool) or not isinstance(nmicros, int) or nmicros < 1:
         raise PlacementError(f"{nmicros!r} micro-batches for {name}\n    → give a number, 1 or more")
     if not _same_shape(known, placement):
@@ -101,7 +101,7 @@ def library_on(name: str, placement: SchedPlan, nmicros: int) -> SchedPlan:
     if not known.admits(placement.ndevs, nmicros, chunks):
         raise PlacementError(
             f"{name} does not exist for {placement.ndevs} devices, {nmicros} micro-batches and {chunks} "
-            f"chunk{'s' if chunks > 1 else ''} a device\n    → it needs {known.admissible}"
+            f"chunk{'s' if chunks > 1 else ''} per device\n    → it needs {known.admissible}"
         )
     return plan_from_orders(placement, known.orders(placement, nmicros)).validate()
 
@@ -122,14 +122,14 @@ def library_for(placement: SchedPlan, nmicros: int | None = None) -> list[str]:
     return names
 
 
-def _known(name: str) -> Known:
+def _find_entry(name: str) -> ScheduleEntry:
     known = LIBRARY.get(name)
     if known is None:
-        raise PlacementError(f"no schedule is called {name!r}\n    → {remedy(str(name), LIBRARY)}")
+        raise PlacementError(f"unknown schedule {name!r}\n    → {remedy(str(name), LIBRARY)}")
     return known
 
 
-def _same_shape(known: Known, placement: SchedPlan) -> bool:
+def _same_shape(known: ScheduleEntry, placement: SchedPlan) -> bool:
     """Whether `placement` has the blocks, devices and dependencies that the schedule's own has (it may have more
     dependencies, such as from a forward to its own backward)."""
     if known.any_placement:
@@ -141,10 +141,10 @@ def _same_shape(known: Known, placement: SchedPlan) -> bool:
     if known.chunks is not None and chunks != known.chunks:
         return False
     own = named_placement(known.placement, placement.ndevs, split=known.split, chunks=chunks)
-    return _homes(own) == _homes(placement) and _edges(own) <= _edges(placement)
+    return _block_devices(own) == _block_devices(placement) and _edges(own) <= _edges(placement)
 
 
-def _homes(placement: SchedPlan) -> dict[tuple[int, str], tuple[int, ...]]:
+def _block_devices(placement: SchedPlan) -> dict[tuple[int, str], tuple[int, ...]]:
     return {(block.action.stage, block.btype): placement.device(block) for block in placement}
 
 

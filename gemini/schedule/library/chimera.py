@@ -17,7 +17,7 @@ other, no two blocks ever want the same slot. Needs an even number of devices.
 from __future__ import annotations
 
 from gemini.schedule.block import BACKWARD, FORWARD, Action
-from gemini.schedule.library.schedule_entry import Known, Orders
+from gemini.schedule.library.schedule_entry import Orders, ScheduleEntry
 from gemini.schedule.schedplan import SchedPlan
 
 
@@ -36,7 +36,7 @@ def orders(placement: SchedPlan, nmicros: int) -> Orders:
     return [[action for _, action in sorted(row)] for row in rows]
 
 
-CHIMERA = Known(
+CHIMERA = ScheduleEntry(
     "chimera",
     "two replicas in opposite directions; a micro-batch here is a pair, one through each",
     "xshape",

@@ -14,7 +14,7 @@ Whole backwards (B) are an input gradient and at once its weight gradient. Needs
 from __future__ import annotations
 
 from gemini.schedule.library.order_program import run_program
-from gemini.schedule.library.schedule_entry import Known, Orders
+from gemini.schedule.library.schedule_entry import Orders, ScheduleEntry
 from gemini.schedule.schedplan import SchedPlan
 
 
@@ -39,7 +39,7 @@ def orders(placement: SchedPlan, nmicros: int) -> Orders:
     return rows
 
 
-DUALPIPE_V = Known(
+DUALPIPE_V = ScheduleEntry(
     "dualpipe_v",
     "DeepSeek's DualPipe cut in half: each forward paired with the other chunk's backward",
     "vchunks",

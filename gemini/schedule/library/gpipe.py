@@ -11,7 +11,7 @@ pipeline: on any placement, all micro-batches go through a block before the next
 from __future__ import annotations
 
 from gemini.schedule.block import BACKWARD, INPUT_GRADIENT, WEIGHT_GRADIENT, Action, Block
-from gemini.schedule.library.schedule_entry import Known, Orders
+from gemini.schedule.library.schedule_entry import Orders, ScheduleEntry
 from gemini.schedule.schedplan import SchedPlan
 
 
@@ -29,4 +29,4 @@ def orders(placement: SchedPlan, nmicros: int) -> Orders:
     return rows
 
 
-GPIPE = Known("gpipe", "all forwards, then all backwards", "vshape", orders, any_placement=True)
+GPIPE = ScheduleEntry("gpipe", "all forwards, then all backwards", "vshape", orders, any_placement=True)

@@ -1,4 +1,4 @@
-"""Interleaved 1F1B: several chunks of the model a device, micro-batches in groups of P.
+"""Interleaved 1F1B: several chunks of the model per device, micro-batches in groups of P.
 
 Two devices, two chunks (stages 0 and 2 on device 0, 1 and 3 on device 1), four micro-batches:
 
@@ -17,7 +17,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 from gemini.schedule.block import BACKWARD, FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT, Action
-from gemini.schedule.library.schedule_entry import Known, Orders, chunks_of
+from gemini.schedule.library.schedule_entry import Orders, ScheduleEntry, chunks_of
 from gemini.schedule.schedplan import SchedPlan
 
 
@@ -26,7 +26,7 @@ def orders(placement: SchedPlan, nmicros: int) -> Orders:
     rows = []
     for dev in range(placement.ndevs):
         forwards, backwards = _sequences(placement, dev, nmicros, BACKWARD)
-        warm = min(_filled(placement, nmicros) + 2 * (placement.ndevs - 1 - dev), len(forwards))
+        warm = min(_count_warmup(placement, nmicros) + 2 * (placement.ndevs - 1 - dev), len(forwards))
         row = forwards[:warm]
         for forward, backward in zip(forwards[warm:], backwards):
             row += [forward, backward]
@@ -39,7 +39,7 @@ def orders_split(placement: SchedPlan, nmicros: int) -> Orders:
     rows = []
     for dev in range(placement.ndevs):
         forwards, inputs = _sequences(placement, dev, nmicros, INPUT_GRADIENT)
-        warm = min(_filled(placement, nmicros) + placement.ndevs - 1 - dev, len(forwards))
+        warm = min(_count_warmup(placement, nmicros) + placement.ndevs - 1 - dev, len(forwards))
         row = forwards[:warm]
         weights = [Action(action.stage, WEIGHT_GRADIENT, action.mid) for action in inputs]
         for index, action in enumerate(inputs):
@@ -60,7 +60,7 @@ def _sequences(placement: SchedPlan, dev: int, nmicros: int, gradient: str) -> t
     )
 
 
-def _filled(placement: SchedPlan, nmicros: int) -> int:
+def _count_warmup(placement: SchedPlan, nmicros: int) -> int:
     """Forwards until the last device has its first micro-batch at the last chunk."""
     first = split_evenly(nmicros, max(1, nmicros // placement.ndevs))[0]
     return (chunks_of(placement) - 1) * len(first)
@@ -77,16 +77,16 @@ def split_evenly(nmicros: int, ngroups: int) -> list[range]:
 
 _ADMISSIBLE = "2 chunks a device or more (with one chunk it is {}), any number of devices and micro-batches"
 
-INTERLEAVED_1F1B = Known(
+INTERLEAVED_1F1B = ScheduleEntry(
     "interleaved_1f1b",
-    "1F1B over several chunks a device: a bubble v times smaller for more memory",
+    "1F1B over several chunks per device: a bubble v times smaller for more memory",
     "interleaved",
     orders,
     admits=lambda _devices, _micros, chunks: chunks >= 2,
     admissible=_ADMISSIBLE.format("1f1b"),
 )
 
-INTERLEAVED_ZB = Known(
+INTERLEAVED_ZB = ScheduleEntry(
     "interleaved_zb",
     "interleaved 1F1B with the backward split, weight gradients fill the bubble",
     "interleaved",

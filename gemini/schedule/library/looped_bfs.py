@@ -1,4 +1,4 @@
-"""Looped BFS: several chunks a device, each for all micro-batches before the next (breadth first).
+"""Looped BFS: several chunks per device, each for all micro-batches before the next (breadth first).
 
 Two devices, two chunks, three micro-batches; backward the other way round:
 
@@ -12,7 +12,7 @@ that a chunk's weights are gathered, and its gradients reduced, once a step.
 from __future__ import annotations
 
 from gemini.schedule.block import BACKWARD, FORWARD, Action
-from gemini.schedule.library.schedule_entry import Known, Orders, chunks_of
+from gemini.schedule.library.schedule_entry import Orders, ScheduleEntry, chunks_of
 from gemini.schedule.schedplan import SchedPlan
 
 
@@ -27,7 +27,7 @@ def orders(placement: SchedPlan, nmicros: int) -> Orders:
     return rows
 
 
-LOOPED_BFS = Known(
+LOOPED_BFS = ScheduleEntry(
     "looped_bfs",
     "chunk by chunk for all micro-batches, all forwards first",
     "interleaved",

@@ -11,7 +11,7 @@ As fast as GPipe, (N + P − 1)(F + B), with P − d micro-batches held on devic
 from __future__ import annotations
 
 from gemini.schedule.library.order_program import run_program
-from gemini.schedule.library.schedule_entry import Known, Orders
+from gemini.schedule.library.schedule_entry import Orders, ScheduleEntry
 from gemini.schedule.schedplan import SchedPlan
 
 
@@ -25,4 +25,4 @@ def orders(placement: SchedPlan, nmicros: int) -> Orders:
     return rows
 
 
-ONE_F_ONE_B = Known("1f1b", "one forward, one backward in turn; P − d micro-batches held", "vshape", orders)
+ONE_F_ONE_B = ScheduleEntry("1f1b", "one forward, one backward in turn; P − d micro-batches held", "vshape", orders)

@@ -1,4 +1,4 @@
-"""What the library knows about a schedule: what it is called, where it runs, when it exists, and its orders."""
+"""Entry of the schedule library: name, placement, admissible sizes and orders of a schedule."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Orders = Sequence[Sequence[Action]]
 
 
 @dataclass(frozen=True)
-class Known:
+class ScheduleEntry:
     """A schedule from the literature.
 
     `placement` names the shape it runs on (with the backward split where `split`), so that a composed plan for that

@@ -1,4 +1,4 @@
-"""ZB-V: zero bubble on two chunks a device that run down and back up in a V.
+"""ZB-V: zero bubble on two chunks per device that run down and back up in a V.
 
 Device d holds stages d and 2P − 1 − d, so the last device passes a micro-batch to itself and the first has the loss.
 Two devices (stages 0, 3 on device 0 and 1, 2 on device 1):
@@ -13,7 +13,7 @@ device: the chunk that is taken early is the one that is given back late, and th
 from __future__ import annotations
 
 from gemini.schedule.library.order_program import run_program
-from gemini.schedule.library.schedule_entry import Known, Orders
+from gemini.schedule.library.schedule_entry import Orders, ScheduleEntry
 from gemini.schedule.schedplan import SchedPlan
 
 
@@ -38,4 +38,6 @@ def orders(placement: SchedPlan, nmicros: int) -> Orders:
     return rows
 
 
-ZB_V = Known("zb_v", "zero bubble on V-shaped chunks in the memory of 1F1B", "vchunks", orders, split=True, chunks=2)
+ZB_V = ScheduleEntry(
+    "zb_v", "zero bubble on V-shaped chunks in the memory of 1F1B", "vchunks", orders, split=True, chunks=2
+)

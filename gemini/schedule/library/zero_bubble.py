@@ -12,14 +12,14 @@ Only the input gradient is waited for; weight gradients fill what would be idle.
             dev 2    .  . F0 F1 F2 I0 F3 I1 F4 I2 F5 …                its first block and its last
             dev 3    .  .  . F0 I0 F1 I1 F2 I2 F3 …
 
-Device d puts off its weight gradients by d (H1) or 2d (H2) micro-batches, which makes the memory equal everywhere.
+Device d delays its weight gradients by d (H1) or 2d (H2) micro-batches, which makes the memory equal everywhere.
 """
 
 from __future__ import annotations
 
 from gemini.schedule.block import Action
 from gemini.schedule.library.order_program import run_program
-from gemini.schedule.library.schedule_entry import Known, Orders
+from gemini.schedule.library.schedule_entry import Orders, ScheduleEntry
 from gemini.schedule.schedplan import SchedPlan
 
 
@@ -40,10 +40,10 @@ def _row(dev: int, warm: int, behind: int, nmicros: int) -> list[Action]:
     return run_program(program, [dev], nmicros, split=True)
 
 
-ZB_H1 = Known(
+ZB_H1 = ScheduleEntry(
     "zb_h1", "backward split, weight gradients fill the bubble, memory of 1F1B", "vshape", orders_h1, split=True
 )
-ZB_H2 = Known(
+ZB_H2 = ScheduleEntry(
     "zb_h2",
     "backward split and a longer warm-up: no device ever waits, memory 2P − 1",
     "vshape",

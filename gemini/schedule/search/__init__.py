@@ -1,1 +1,1 @@
-"""How schedules are searched: one method a file, all working on a `Problem` in integer time."""
+"""Search methods for schedules, one per file, on a `PlacementProblem` in integer time."""

@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gemini.schedule.placement_problem import Problem, fits
+from gemini.schedule.placement_problem import PlacementProblem, fits
 from gemini.schedule.search.kernel import Kernel, steady_peak
 from gemini.schedule.search.modulo_table import Occupied, Room, Wish, occupy, positions
 from gemini.schedule.search.nested_order import Placing
@@ -32,9 +32,9 @@ class Effort:
 
 @dataclass
 class Budget:
-    """What a search may spend: steps (partial kernels extended), and wall-clock time as a safety net.
+    """The budget of a search: steps (partial kernels extended), and wall-clock time as a safety net.
 
-    Steps do not depend on the machine, so neither does what is found with them.
+    Steps do not depend on the machine, so neither does the result.
     """
 
     steps: float = math.inf
@@ -55,7 +55,7 @@ class _Partial:
 
 @dataclass(frozen=True)
 class _Step:
-    """What is the same for all partial kernels at one step of the placing order."""
+    """State shared by all partial kernels at one step of the placing order."""
 
     block: int
     weight: float
@@ -67,7 +67,7 @@ class _Step:
 
 
 def beam_search(
-    problem: Problem,
+    problem: PlacementProblem,
     length: int,
     placing: Placing,
     reserved: Mapping[int, int],
@@ -96,7 +96,7 @@ def beam_search(
     return Kernel(length, tuple(start or 0 for start in starts), problem.copies)
 
 
-def _steps(problem: Problem, placing: Placing, reserved: Mapping[int, int]) -> list[_Step]:
+def _steps(problem: PlacementProblem, placing: Placing, reserved: Mapping[int, int]) -> list[_Step]:
     placed: set[int] = set()
     ends: set[int] = set()
     missing = [len(problem.before[b]) + len(problem.after[b]) for b in range(problem.nblocks)]
@@ -120,14 +120,14 @@ def _steps(problem: Problem, placing: Placing, reserved: Mapping[int, int]) -> l
             for dev in problem.devices[block]:
                 left[dev].remove(problem.span[block])
                 rests.append(tuple(left[dev]))
-        check = [d for d in problem.devices[block] if _determined(problem, holders[d], placed)]
+        check = [d for d in problem.devices[block] if _is_peak_known(problem, holders[d], placed)]
         open_devices = [dev for dev in range(problem.ndevs) if left[dev]]
         steps.append(_Step(block, weight, rests, check, sorted(ends), open_devices, is_root))
     return steps
 
 
-def _determined(problem: Problem, holders: set[int], placed: set[int]) -> bool:
-    """Whether a device's peak can be told: its blocks are placed, or are fillers that start after placed ones."""
+def _is_peak_known(problem: PlacementProblem, holders: set[int], placed: set[int]) -> bool:
+    """Whether a device's peak is determined: its blocks are placed, or are fillers that start after placed ones."""
     return bool(holders) and all(
         block in placed
         or (not problem.after[block] and problem.before[block] and all(p in placed for p, _ in problem.before[block]))
@@ -138,7 +138,7 @@ def _determined(problem: Problem, holders: set[int], placed: set[int]) -> bool:
 class _Beam:
     """How partial kernels of one length grow."""
 
-    def __init__(self, problem: Problem, length: int, reserved: Mapping[int, int], effort: Effort) -> None:
+    def __init__(self, problem: PlacementProblem, length: int, reserved: Mapping[int, int], effort: Effort) -> None:
         self.problem = problem
         self.length = length
         self.reserved = reserved

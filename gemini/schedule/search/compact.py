@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from gemini.schedule.placement_problem import Problem
+from gemini.schedule.placement_problem import PlacementProblem
 from gemini.schedule.search.kernel import Kernel, keeps_rules
 
 Edge = tuple[int, int, int, int]
@@ -21,7 +21,7 @@ Edge = tuple[int, int, int, int]
 _MOST_ROUNDS = 60
 
 
-def tightest(problem: Problem, kernel: Kernel, most_copies: int) -> Kernel:
+def tightest(problem: PlacementProblem, kernel: Kernel, most_copies: int) -> Kernel:
     """The kernel with its own order at the least length, or itself where that gains nothing."""
     edges = _edges(problem, kernel)
     least = Fraction(max(problem.load))
@@ -49,7 +49,7 @@ def tightest(problem: Problem, kernel: Kernel, most_copies: int) -> Kernel:
     return found if keeps_rules(problem.single().times(found.copies), found) else kernel
 
 
-def _edges(problem: Problem, kernel: Kernel) -> list[Edge]:
+def _edges(problem: PlacementProblem, kernel: Kernel) -> list[Edge]:
     edges = [
         (prev, block, problem.span[prev] + delay, 0)
         for block, prevs in enumerate(problem.before)

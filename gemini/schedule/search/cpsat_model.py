@@ -12,7 +12,7 @@ import math
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from gemini.schedule.placement_problem import Problem
+from gemini.schedule.placement_problem import PlacementProblem
 from gemini.schedule.search.kernel import Kernel, keeps_rules
 
 if TYPE_CHECKING:
@@ -31,13 +31,13 @@ def solver_installed() -> bool:
         return False
 
 
-def solve_kernel(problem: Problem, length: int, effort: float, seconds: float, seed: int) -> Kernel | None:
+def solve_kernel(problem: PlacementProblem, length: int, effort: float, seconds: float, seed: int) -> Kernel | None:
     """A kernel of `length` within `effort` units of deterministic time and `seconds` of wall-clock time."""
     try:
         from ortools.sat.python import cp_model
     except ImportError:
         return None
-    coarse = _coarsened(problem, length)
+    coarse = _coarsen(problem, length)
     if coarse is None:
         return None
     grain, spans, delays = coarse
@@ -52,17 +52,17 @@ def solve_kernel(problem: Problem, length: int, effort: float, seconds: float, s
     status = solver.solve(model.model)
     if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         starts = [solver.value(o) + ticks * solver.value(k) for o, k in zip(model.offset, model.turn)]
-        kernel = Kernel(length, tuple(_refined(start, ticks, length, grain) for start in starts), problem.copies)
+        kernel = Kernel(length, tuple(_refine(start, ticks, length, grain) for start in starts), problem.copies)
         return kernel if keeps_rules(problem, kernel) else None
     return None
 
 
-def _refined(start: int, ticks: int, length: int, grain: int) -> int:
+def _refine(start: int, ticks: int, length: int, grain: int) -> int:
     turn, offset = divmod(start, ticks)
     return turn * length + offset * grain
 
 
-def _coarsened(problem: Problem, length: int) -> tuple[int, list[int], list[list[int]]] | None:
+def _coarsen(problem: PlacementProblem, length: int) -> tuple[int, list[int], list[list[int]]] | None:
     """Spans and delays on a grid that the solver can cope with, rounded up; None where they no longer fit."""
     grain = max(1, length // _FINEST)
     spans = [-(-span // grain) for span in problem.span]
@@ -76,7 +76,14 @@ class _Model:
     """The variables and constraints for one kernel length."""
 
     def __init__(
-        self, cp_model: Any, problem: Problem, ticks: int, spans: list[int], waits: list[list[int]], *, turns: int
+        self,
+        cp_model: Any,
+        problem: PlacementProblem,
+        ticks: int,
+        spans: list[int],
+        waits: list[list[int]],
+        *,
+        turns: int,
     ) -> None:
         self.model = cp_model.CpModel()
         self.problem, self.ticks, self.spans = problem, ticks, spans

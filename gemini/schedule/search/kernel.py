@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from gemini.schedule.block import Number
-from gemini.schedule.placement_problem import MEMORY_TOLERANCE, Problem, fits
+from gemini.schedule.placement_problem import MEMORY_TOLERANCE, PlacementProblem, fits
 
 
 @dataclass(frozen=True)
@@ -24,11 +24,11 @@ class Kernel:
 
     @property
     def period(self) -> Fraction:
-        """Time a micro-batch, in the problem's integer time."""
+        """Time per micro-batch, in the problem's integer time."""
         return Fraction(self.length, self.copies)
 
 
-def normalised(problem: Problem, kernel: Kernel) -> Kernel:
+def normalise(problem: PlacementProblem, kernel: Kernel) -> Kernel:
     """The same steady state with its first block at 0, independent flows aligned, and micro-batches in order.
 
     Flows that share no dependency (two replicas, or the micro-batches of a kernel) may be moved by whole kernels
@@ -36,7 +36,7 @@ def normalised(problem: Problem, kernel: Kernel) -> Kernel:
     """
     starts, length = list(kernel.starts), kernel.length
     flows = problem.flows
-    if all(_balanced(problem, flow) for flow in flows):
+    if all(_is_balanced(problem, flow) for flow in flows):
         for flow in flows:
             turns = min(starts[block] for block in flow) // length
             for block in flow:
@@ -47,13 +47,13 @@ def normalised(problem: Problem, kernel: Kernel) -> Kernel:
     return Kernel(length, tuple(start - first for row in rows for start in row), kernel.copies)
 
 
-def _balanced(problem: Problem, flow: frozenset[int]) -> bool:
+def _is_balanced(problem: PlacementProblem, flow: frozenset[int]) -> bool:
     return not any(
         abs(sum(problem.memory[b] for b in blocks if b in flow)) > MEMORY_TOLERANCE for blocks in problem.on_device
     )
 
 
-def steady_peak(problem: Problem, length: int, starts: Sequence[int] | Mapping[int, int], dev: int) -> Number:
+def steady_peak(problem: PlacementProblem, length: int, starts: Sequence[int] | Mapping[int, int], dev: int) -> Number:
     """The most memory that `dev` ever holds: checked just after each block that takes some has started."""
     blocks = [block for block in problem.on_device[dev] if problem.memory[block]]
     peak: Number = 0
@@ -66,7 +66,7 @@ def steady_peak(problem: Problem, length: int, starts: Sequence[int] | Mapping[i
     return peak
 
 
-def keeps_rules(problem: Problem, kernel: Kernel) -> bool:
+def keeps_rules(problem: PlacementProblem, kernel: Kernel) -> bool:
     """Whether the kernel respects dependencies, exclusivity and memory (a check apart from every search)."""
     starts, length = kernel.starts, kernel.length
     for block, prevs in enumerate(problem.before):

@@ -1,4 +1,4 @@
-"""The shortest way of each micro-batch through the devices, then the shortest period that keeps it.
+"""The shortest path of each micro-batch through the devices, then the shortest period that keeps it.
 
 One micro-batch is scheduled by itself as short as possible; that template is then repeated unchanged at the smallest
 distance at which copies of it neither collide on a device nor exceed its memory.
@@ -8,23 +8,23 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from gemini.schedule.placement_problem import Problem
+from gemini.schedule.placement_problem import PlacementProblem
 from gemini.schedule.search.kernel import Kernel, keeps_rules
 from gemini.schedule.search.list_scheduler import list_schedule
 from gemini.schedule.search.steady_state import Steady
 
 
-def latency_kernel(problem: Problem, reference: tuple[int, ...], bound: Fraction) -> Steady:
+def latency_kernel(problem: PlacementProblem, reference: tuple[int, ...], bound: Fraction) -> Steady:
     """A rigid kernel: every micro-batch takes the least time found, copies follow as closely as they can."""
     starts, latency = _template(problem, reference)
-    kernel = _repeated(problem, starts, latency)
+    kernel = _repeat(problem, starts, latency)
     notes = [f"latency {float(problem.real(latency)):g}"]
     if latency > problem.critical_path:
         notes.append(f"the least possible is {float(problem.real(problem.critical_path)):g}")
     return Steady(kernel, "list scheduling for latency", bound, notes)
 
 
-def _template(problem: Problem, reference: tuple[int, ...]) -> tuple[tuple[int, ...], int]:
+def _template(problem: PlacementProblem, reference: tuple[int, ...]) -> tuple[tuple[int, ...], int]:
     """One micro-batch by itself, by several priorities: longest way to go first, earliest first, least memory first."""
     place = {block: index for index, block in enumerate(reference)}
     rules = (
@@ -43,7 +43,7 @@ def _template(problem: Problem, reference: tuple[int, ...]) -> tuple[tuple[int, 
     return best[1], best[0]
 
 
-def _repeated(problem: Problem, starts: tuple[int, ...], latency: int) -> Kernel:
+def _repeat(problem: PlacementProblem, starts: tuple[int, ...], latency: int) -> Kernel:
     """The smallest distance at which copies fit. Whether they do only changes where an end meets a start."""
     busiest = max(problem.load)
     distances = {latency, busiest}

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from gemini.schedule.block import Number
-from gemini.schedule.placement_problem import Problem, fits
+from gemini.schedule.placement_problem import PlacementProblem, fits
 
 Starts = list[list[int]]
 """`starts[block][micro-batch]`."""
@@ -28,7 +28,7 @@ class Listing:
 
 
 def list_schedule(
-    problem: Problem, priority: Sequence[Sequence[float]], reference: Sequence[int], patience: int = 0
+    problem: PlacementProblem, priority: Sequence[Sequence[float]], reference: Sequence[int], patience: int = 0
 ) -> Listing | None:
     """Schedule every micro-batch; `priority[block][micro-batch]`, smaller first.
 
@@ -40,7 +40,7 @@ def list_schedule(
 
 class _Run:
     def __init__(
-        self, problem: Problem, priority: Sequence[Sequence[float]], reference: Sequence[int], patience: int
+        self, problem: PlacementProblem, priority: Sequence[Sequence[float]], reference: Sequence[int], patience: int
     ) -> None:
         self.problem = problem
         self.priority = priority
@@ -92,7 +92,7 @@ class _Run:
             if now > at:
                 heapq.heappush(self.ready, (now, rank, block))
             elif self._affordable(block):
-                return self._claimed(block, at, rank) if self.patience else block
+                return self._find_claimant(block, at, rank) if self.patience else block
         return None
 
     def _affordable(self, block: int) -> bool:
@@ -104,7 +104,7 @@ class _Run:
                 return False
         return True
 
-    def _claimed(self, block: int, at: int, rank: float) -> int:
+    def _find_claimant(self, block: int, at: int, rank: float) -> int:
         """The block with the best priority that this one would hold up, or this one itself."""
         horizon = at + max(1, self.problem.span[block] * self.patience // 100)
         chosen, best = block, rank
@@ -143,7 +143,7 @@ class _Run:
 class _Vault:
     """One device's memory, lent by the banker's rule."""
 
-    def __init__(self, problem: Problem, dev: int, reference: Sequence[int], next_micro: list[int]) -> None:
+    def __init__(self, problem: PlacementProblem, dev: int, reference: Sequence[int], next_micro: list[int]) -> None:
         place = {block: index for index, block in enumerate(reference)}
         self.memory = problem.memory
         self.cap = problem.caps[dev]

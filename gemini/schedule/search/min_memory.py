@@ -12,7 +12,7 @@ from fractions import Fraction
 from gemini.schedule.block import Number
 from gemini.schedule.bounds import least_memory
 from gemini.schedule.search.beam_search import Budget, Effort
-from gemini.schedule.search.kernel import Kernel, normalised, steady_peak
+from gemini.schedule.search.kernel import Kernel, normalise, steady_peak
 from gemini.schedule.search.steady_state import SteadySearch
 
 _EFFORTS = (Effort(4, 4), Effort(64, 6))
@@ -37,7 +37,7 @@ def slimmest(search: SteadySearch) -> tuple[Kernel, tuple[Number, ...]]:
         else:
             best, peaks = kernel, _peaks(search, kernel)
             high = min(middle, math.ceil(max(peaks) / step))
-    return normalised(problem.times(best.copies), best), peaks
+    return normalise(problem.times(best.copies), best), peaks
 
 
 def _below(search: SteadySearch, best: Kernel, target: Number) -> Kernel | None:

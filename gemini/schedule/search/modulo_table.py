@@ -47,7 +47,7 @@ class Wish:
     high: int | None
 
     def time(self, offset: int, length: int) -> tuple[int, int] | None:
-        """(distance from the wish, time) of the closest time at this offset; None where it is out of bounds."""
+        """(distance from the desired time, time) of the closest time at this offset; None where it is out of bounds."""
         if self.low is not None:
             time = self.low + (offset - self.low) % length
             return (time - self.low, time) if self.high is None or time <= self.high else None
@@ -66,7 +66,7 @@ class Room:
     length: int
 
     def offsets(self, stretches: list[tuple[int, int]], span: int, wish: Wish) -> set[int]:
-        """Offsets to try: the wish itself, and those that leave whole sums of later spans on one side."""
+        """Offsets to try: the desired one, and those that leave whole sums of later spans on one side."""
         length = self.length
         wishes = [time % length for time in (wish.low, wish.high) if time is not None]
         if not self.occupied:
@@ -104,7 +104,7 @@ class Room:
 
 
 def positions(rooms: Sequence[Room], span: int, wish: Wish, limit: int) -> list[tuple[int, int]]:
-    """Up to `limit` (distance from the wish, time) for a block on these circles at once, closest first."""
+    """Up to `limit` (distance from the desired time, time) for a block on these circles at once, closest first."""
     free = [gaps(room.occupied, room.length) for room in rooms]
     offsets: set[int] = set()
     for room, stretches in zip(rooms, free):

@@ -16,7 +16,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from gemini.schedule.placement_problem import Problem
+from gemini.schedule.placement_problem import PlacementProblem
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Placing:
 _LATENCY_WEIGHT = 1e-4  # a delay that costs no memory still lengthens the ramps
 
 
-def placings(problem: Problem) -> list[Placing]:
+def placings(problem: PlacementProblem) -> list[Placing]:
     """Orders worth trying: nested; nested with the last blocks of each flow as fillers at the end; along the flow."""
     base = problem.single()
     paths = [base.longest_paths(block) for block in range(base.nblocks)]
@@ -40,16 +40,16 @@ def placings(problem: Problem) -> list[Placing]:
     for order in (_order(base, radius, fillers), list(base.topological)):
         if order not in orders:
             orders.append(order)
-    return [_repeated(base, paths, order, problem.copies) for order in orders]
+    return [_repeat_order(base, paths, order, problem.copies) for order in orders]
 
 
-def _repeated(base: Problem, paths: list[dict[int, int]], order: list[int], copies: int) -> Placing:
+def _repeat_order(base: PlacementProblem, paths: list[dict[int, int]], order: list[int], copies: int) -> Placing:
     weights = _weights(base, paths, order)
     shifted = [block + copy * base.nblocks for copy in range(copies) for block in order]
     return Placing(tuple(shifted), tuple(weights * copies))
 
 
-def _radii(problem: Problem, paths: list[dict[int, int]]) -> list[float]:
+def _radii(problem: PlacementProblem, paths: list[dict[int, int]]) -> list[float]:
     """For every block, the residence of the innermost pair that encloses it; infinite outside of all."""
     pairs = []
     for blocks in problem.on_device:
@@ -71,7 +71,7 @@ def _radii(problem: Problem, paths: list[dict[int, int]]) -> list[float]:
     return radius
 
 
-def _order(problem: Problem, radius: list[float], fillers: set[int]) -> list[int]:
+def _order(problem: PlacementProblem, radius: list[float], fillers: set[int]) -> list[int]:
     order: list[int] = []
     for component in problem.flows:
         left = set(component) - fillers
@@ -92,24 +92,24 @@ def _order(problem: Problem, radius: list[float], fillers: set[int]) -> list[int
     return order + sorted(fillers, key=lambda block: (radius[block], block))
 
 
-def _root(problem: Problem, radius: list[float], blocks: set[int]) -> int:
+def _root(problem: PlacementProblem, radius: list[float], blocks: set[int]) -> int:
     if any(math.isfinite(radius[block]) for block in blocks):
         return min(blocks, key=lambda b: (radius[b], -problem.head[b], b))
     return min(blocks, key=lambda b: (problem.head[b], b))
 
 
-def _rank(problem: Problem, radius: list[float], placed: set[int], block: int) -> tuple[float, int, int]:
+def _rank(problem: PlacementProblem, radius: list[float], placed: set[int], block: int) -> tuple[float, int, int]:
     """Innermost first; backwards in time before what is placed, forwards after it."""
     backwards = any(later in placed for later, _ in problem.after[block])
     return (radius[block], -problem.head[block] if backwards else problem.head[block], block)
 
 
-def _neighbours(problem: Problem, block: int) -> Iterable[int]:
+def _neighbours(problem: PlacementProblem, block: int) -> Iterable[int]:
     for other, _ in (*problem.before[block], *problem.after[block]):
         yield other
 
 
-def _weights(problem: Problem, paths: list[dict[int, int]], order: list[int]) -> list[float]:
+def _weights(problem: PlacementProblem, paths: list[dict[int, int]], order: list[int]) -> list[float]:
     """A delay at one step moves all that still hangs on it: the memory of that, in shares of its devices."""
     share = []
     for block, amount in enumerate(problem.memory):

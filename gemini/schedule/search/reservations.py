@@ -13,14 +13,14 @@ import itertools
 import random
 from collections.abc import Iterator, Sequence
 
-from gemini.schedule.placement_problem import Problem
+from gemini.schedule.placement_problem import PlacementProblem
 from gemini.schedule.search.modulo_table import can_pack
 
 _ALL_ORDERS_UP_TO = 4
 _RANDOM_ORDERS = 6
 
 
-def reservations(problem: Problem, length: int, seed: int) -> Iterator[dict[int, int]]:
+def reservations(problem: PlacementProblem, length: int, seed: int) -> Iterator[dict[int, int]]:
     """Ways to fix the offsets, most promising first; the last one fixes nothing."""
     wide = [block for block in problem.topological if len(problem.devices[block]) > 1]
     if wide:
@@ -44,7 +44,7 @@ def _orders(blocks: Sequence[int], seed: int) -> Iterator[Sequence[int]]:
         yield chance.sample(list(blocks), len(blocks))
 
 
-def _side_by_side(problem: Problem, order: Sequence[int], length: int) -> dict[int, int] | None:
+def _side_by_side(problem: PlacementProblem, order: Sequence[int], length: int) -> dict[int, int] | None:
     """Each block right after the one before it on its devices; None where the rest of a device does not fit."""
     free = [0] * problem.ndevs
     offsets = {}

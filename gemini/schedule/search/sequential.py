@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 
 from gemini.schedule.block import Number
-from gemini.schedule.placement_problem import Problem, fits
+from gemini.schedule.placement_problem import PlacementProblem, fits
 from gemini.schedule.search.kernel import Kernel
 
 _MOST_SETS = 20_000
@@ -26,14 +26,14 @@ class Sequence:
     proven: bool
 
 
-def least_memory_order(problem: Problem) -> Sequence:
+def least_memory_order(problem: PlacementProblem) -> Sequence:
     """The order of one micro-batch whose worst excess over the devices' memory is smallest."""
     found = _best_first(problem)
     order = found if found is not None else _greedy(problem)
     return Sequence(order, _peaks(problem, order), found is not None)
 
 
-def fitting_order(problem: Problem) -> Sequence:
+def find_order(problem: PlacementProblem) -> Sequence:
     """An order of one micro-batch that fits the memory, or the one that comes closest where none does."""
     for order in (problem.topological, _greedy(problem)):
         peaks = _peaks(problem, order)
@@ -42,7 +42,7 @@ def fitting_order(problem: Problem) -> Sequence:
     return least_memory_order(problem)
 
 
-def sequential_kernel(problem: Problem, order: tuple[int, ...]) -> Kernel:
+def sequential_kernel(problem: PlacementProblem, order: tuple[int, ...]) -> Kernel:
     """Micro-batches follow each other on every device; different devices work on different ones."""
     starts = [0] * problem.nblocks
     free = [0] * problem.ndevs
@@ -56,7 +56,7 @@ def sequential_kernel(problem: Problem, order: tuple[int, ...]) -> Kernel:
     return Kernel(max(free[dev] - first[dev] for dev in first), tuple(starts))
 
 
-def _peaks(problem: Problem, order: tuple[int, ...]) -> tuple[Number, ...]:
+def _peaks(problem: PlacementProblem, order: tuple[int, ...]) -> tuple[Number, ...]:
     held: list[Number] = [0] * problem.ndevs
     peaks: list[Number] = [0] * problem.ndevs
     for block in order:
@@ -66,11 +66,11 @@ def _peaks(problem: Problem, order: tuple[int, ...]) -> tuple[Number, ...]:
     return tuple(peaks)
 
 
-def _best_first(problem: Problem) -> tuple[int, ...] | None:
+def _best_first(problem: PlacementProblem) -> tuple[int, ...] | None:
     """Walk over sets of finished memory-holding blocks (the others cost nothing and run as soon as they can)."""
     required = [sum(1 << prev for prev, _ in prevs) for prevs in problem.before]
     everything = (1 << problem.nblocks) - 1
-    start = _settled(problem, 0, required)
+    start = _run_free_blocks(problem, 0, required)
     queue: list[tuple[float, int, int]] = [(-math.inf, -start.bit_count(), start)]
     cost = {start: -math.inf}
     parent: dict[int, tuple[int, int]] = {}
@@ -84,11 +84,11 @@ def _best_first(problem: Problem) -> tuple[int, ...] | None:
         walked += 1
         if walked > _MOST_SETS:
             return None
-        held = _held(problem, done)
+        held = _memory_in_use(problem, done)
         for block in range(problem.nblocks):
             if not done >> block & 1 and done & required[block] == required[block]:
                 excess = max(held[dev] + problem.memory[block] - problem.caps[dev] for dev in problem.devices[block])
-                after = _settled(problem, done | 1 << block, required)
+                after = _run_free_blocks(problem, done | 1 << block, required)
                 reached = max(worst, excess)
                 if reached < cost.get(after, math.inf):
                     cost[after] = reached
@@ -97,7 +97,7 @@ def _best_first(problem: Problem) -> tuple[int, ...] | None:
     return None
 
 
-def _settled(problem: Problem, done: int, required: list[int]) -> int:
+def _run_free_blocks(problem: PlacementProblem, done: int, required: list[int]) -> int:
     """`done` with every block that is free to run and takes no memory: running it at once can only help."""
     changed = True
     while changed:
@@ -110,7 +110,7 @@ def _settled(problem: Problem, done: int, required: list[int]) -> int:
     return done
 
 
-def _held(problem: Problem, done: int) -> list[Number]:
+def _memory_in_use(problem: PlacementProblem, done: int) -> list[Number]:
     held: list[Number] = [0] * problem.ndevs
     for block in range(problem.nblocks):
         if done >> block & 1:
@@ -119,7 +119,9 @@ def _held(problem: Problem, done: int) -> list[Number]:
     return held
 
 
-def _unwind(problem: Problem, parent: dict[int, tuple[int, int]], done: int, required: list[int]) -> tuple[int, ...]:
+def _unwind(
+    problem: PlacementProblem, parent: dict[int, tuple[int, int]], done: int, required: list[int]
+) -> tuple[int, ...]:
     choices = []
     while done in parent:
         done, block = parent[done]
@@ -138,7 +140,7 @@ def _unwind(problem: Problem, parent: dict[int, tuple[int, int]], done: int, req
     return tuple(order)
 
 
-def _greedy(problem: Problem) -> tuple[int, ...]:
+def _greedy(problem: PlacementProblem) -> tuple[int, ...]:
     """Of the blocks that are free to run, always the one that leaves its devices with most room."""
     waiting = [len(prevs) for prevs in problem.before]
     ready = [block for block, count in enumerate(waiting) if not count]

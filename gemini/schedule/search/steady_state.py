@@ -18,7 +18,7 @@ from fractions import Fraction
 from itertools import islice
 
 from gemini.schedule.bounds import period_bound
-from gemini.schedule.placement_problem import Problem
+from gemini.schedule.placement_problem import PlacementProblem
 from gemini.schedule.search.beam_search import Budget, Effort, beam_search
 from gemini.schedule.search.compact import tightest
 from gemini.schedule.search.cpsat_model import NOT_INSTALLED, solve_kernel, solver_installed
@@ -62,13 +62,15 @@ class Steady:
 class SteadySearch:
     """One search for a steady state; `run` returns the best kernel found."""
 
-    def __init__(self, problem: Problem, fallback: Kernel, *, max_kernel: int, seed: int, deadline: float) -> None:
+    def __init__(
+        self, problem: PlacementProblem, fallback: Kernel, *, max_kernel: int, seed: int, deadline: float
+    ) -> None:
         self.problem = problem
         self.seed = seed
         self.deadline = deadline
         self.max_kernel = max_kernel
         self.best = Steady(fallback, "one micro-batch at a time", period_bound(problem))
-        self._kernels: dict[int, tuple[Problem, list[Placing]]] = {}
+        self._kernels: dict[int, tuple[PlacementProblem, list[Placing]]] = {}
 
     def run(self) -> Steady:
         """At the bound first; then upwards until something works; then down from there, harder and harder."""
@@ -105,7 +107,7 @@ class SteadySearch:
     def _budget(self, steps: float) -> Budget:
         return Budget(steps, self.deadline)
 
-    def under(self, problem: Problem) -> SteadySearch:
+    def under(self, problem: PlacementProblem) -> SteadySearch:
         """The same search under other memory limits."""
         return SteadySearch(
             problem, self.best.kernel, max_kernel=self.max_kernel, seed=self.seed, deadline=self.deadline
@@ -123,7 +125,7 @@ class SteadySearch:
                 if kernel is not None and keeps_rules(problem, kernel):
                     yield kernel
 
-    def _kernel_problem(self, copies: int) -> tuple[Problem, list[Placing]]:
+    def _kernel_problem(self, copies: int) -> tuple[PlacementProblem, list[Placing]]:
         if copies not in self._kernels:
             problem = self.problem.times(copies)
             self._kernels[copies] = (problem, placings(problem))

@@ -19,10 +19,10 @@ from dataclasses import dataclass
 
 from gemini.schedule.block import Number
 from gemini.schedule.bounds import makespan_bound, work_bound
-from gemini.schedule.placement_problem import Problem, fits
+from gemini.schedule.placement_problem import PlacementProblem, fits
 from gemini.schedule.search.kernel import Kernel
 from gemini.schedule.search.list_scheduler import Listing, Starts, list_schedule
-from gemini.schedule.search.sequential import fitting_order
+from gemini.schedule.search.sequential import find_order
 
 _PATIENCE = 100
 _MOST_LONGER_HORIZONS = 3
@@ -51,19 +51,19 @@ class Ramp:
 class Ramps:
     """Whole schedules of one problem around one kernel, for any number of micro-batches."""
 
-    def __init__(self, problem: Problem, kernel: Kernel, known: Known | None = None) -> None:
+    def __init__(self, problem: PlacementProblem, kernel: Kernel, known: Known | None = None) -> None:
         self.problem = problem
         self.kernel = kernel
         self.known = known
-        self.reference = fitting_order(problem).order
-        self.backwards = _reversed_in_time(problem)
+        self.reference = find_order(problem).order
+        self.backwards = _reverse_time(problem)
         self._found: dict[int, Listing] = {}
 
     def schedule(self, nmicros: int) -> Ramp:
         """The shortest schedule found; never shorter than that of fewer micro-batches.
 
         A longer horizon may be luckier than a shorter one. Only the next few can be (each adds at least the work of the
-        busiest device), so these are looked at too, and cut back where they win.
+        busiest device), so these are tried too, and truncated where they win.
         """
         bound = makespan_bound(self.problem, nmicros)
         best = self._direct(nmicros)
@@ -71,7 +71,7 @@ class Ramps:
         for more in range(nmicros + 1, nmicros + longer + 1):
             if best.makespan <= bound or more * self.problem.nblocks > _MOST_BLOCKS_FOR_HORIZONS:
                 break
-            cut = self._cut(self._direct(more), nmicros)
+            cut = self._truncate(self._direct(more), nmicros)
             if cut.makespan < best.makespan:
                 best = cut
         return Ramp(best, bound)
@@ -86,7 +86,7 @@ class Ramps:
             ]
             for block in range(size)
         ]
-        return compacted(self.problem, wished)
+        return compact_listing(self.problem, wished)
 
     def _direct(self, nmicros: int) -> Listing:
         if nmicros not in self._found:
@@ -98,44 +98,42 @@ class Ramps:
         bound = makespan_bound(self.problem, nmicros)
         size = nmicros * self.problem.nblocks
         if best.makespan > bound and size <= _MOST_BLOCKS:
-            best = self._justified(best, bound)
+            best = self._justify(best, bound)
         if best.makespan > bound and self.known is not None and size <= _MOST_BLOCKS_FOR_KNOWN:
             for starts in self.known(nmicros):
-                listing = compacted(self.problem, starts)
+                listing = compact_listing(self.problem, starts)
                 if listing.makespan < best.makespan and within_memory(self.problem, listing.starts):
                     best = listing
         if best.makespan > bound and size <= _MOST_BLOCKS_FOR_RULES:
             for priority in _rules(self.problem, nmicros):
                 start = list_schedule(self.problem, priority, self.reference, _PATIENCE)
                 if start is not None:
-                    found = self._justified(start, bound)
+                    found = self._justify(start, bound)
                     best = min(best, found, key=lambda listing: listing.makespan)
         return best
 
-    def _justified(self, listing: Listing, bound: int) -> Listing:
+    def _justify(self, listing: Listing, bound: int) -> Listing:
         best = listing
         size = self.problem.nblocks * len(listing.starts[0])
         for _ in range(min(_MOST_ROUNDS, max(1, _MOST_BLOCKS_IN_ALL_ROUNDS // size))):
-            back = list_schedule(
-                self.backwards, _mirrored(self.problem, listing).starts, self.reference[::-1], _PATIENCE
-            )
+            back = list_schedule(self.backwards, _mirror(self.problem, listing).starts, self.reference[::-1], _PATIENCE)
             if back is None:
                 break
-            late = _mirrored(self.problem, back)
+            late = _mirror(self.problem, back)
             early = list_schedule(self.problem, late.starts, self.reference, _PATIENCE)
             found = min((one for one in (late, early) if one is not None), key=lambda one: one.makespan)
             if found.makespan < best.makespan:
-                best = compacted(self.problem, found.starts)
+                best = compact_listing(self.problem, found.starts)
             if early is None or best.makespan <= bound or early.makespan >= listing.makespan:
                 break
             listing = early
         return best
 
-    def _cut(self, listing: Listing, nmicros: int) -> Listing:
-        return compacted(self.problem, [row[:nmicros] for row in listing.starts])
+    def _truncate(self, listing: Listing, nmicros: int) -> Listing:
+        return compact_listing(self.problem, [row[:nmicros] for row in listing.starts])
 
 
-def compacted(problem: Problem, wished: Sequence[Sequence[Number]]) -> Listing:
+def compact_listing(problem: PlacementProblem, wished: Sequence[Sequence[Number]]) -> Listing:
     """Every block as early as the order of these (feasible) starts allows on each device."""
     starts = [[0] * len(row) for row in wished]
     free = [0] * problem.ndevs
@@ -151,7 +149,7 @@ def compacted(problem: Problem, wished: Sequence[Sequence[Number]]) -> Listing:
     return Listing(starts, max(free))
 
 
-def within_memory(problem: Problem, starts: Starts) -> bool:
+def within_memory(problem: PlacementProblem, starts: Starts) -> bool:
     """Whether no device ever holds more than its memory."""
     for dev, blocks in enumerate(problem.on_device):
         rows = [[(at, problem.memory[block]) for at in starts[block]] for block in blocks if problem.memory[block]]
@@ -163,7 +161,7 @@ def within_memory(problem: Problem, starts: Starts) -> bool:
     return True
 
 
-def _rules(problem: Problem, nmicros: int) -> list[Sequence[Sequence[float]]]:
+def _rules(problem: PlacementProblem, nmicros: int) -> list[Sequence[Sequence[float]]]:
     """Priorities known from hand-made schedules: finish first, weight gradients as fillers; and all forwards first."""
     size = problem.nblocks
     fills = [not problem.after[block] and bool(problem.before[block]) for block in range(size)]
@@ -176,7 +174,7 @@ def _rules(problem: Problem, nmicros: int) -> list[Sequence[Sequence[float]]]:
     return [finish_first, oldest_first]
 
 
-def _mirrored(problem: Problem, listing: Listing) -> Listing:
+def _mirror(problem: PlacementProblem, listing: Listing) -> Listing:
     """The same schedule seen backwards: time from the end, and the last micro-batch first."""
     starts = [
         [listing.makespan - at - problem.span[block] for at in reversed(row)]
@@ -185,8 +183,8 @@ def _mirrored(problem: Problem, listing: Listing) -> Listing:
     return Listing(starts, listing.makespan)
 
 
-def _reversed_in_time(problem: Problem) -> Problem:
-    return Problem(
+def _reverse_time(problem: PlacementProblem) -> PlacementProblem:
+    return PlacementProblem(
         problem.ndevs,
         problem.span,
         tuple(-amount for amount in problem.memory),
