@@ -1,18 +1,17 @@
 """A schedule as one page of HTML: everything inside, nothing loaded, readable in light and dark.
 
 The page holds the plan as data and draws it on a canvas, of which only the part in view costs time; so it stays
-smooth with tens of thousands of blocks. `page_paint` draws and `page_control` answers mouse and keys.
+smooth with tens of thousands of blocks. `assets/paint.js` draws, `assets/control.js` answers mouse
+and keys.
 """
 
 from __future__ import annotations
 
 import html
 import json
+from importlib import resources
 
 from gemini.schedule.draw import palette
-from gemini.schedule.draw.page_control import CONTROL
-from gemini.schedule.draw.page_paint import PAINT
-from gemini.schedule.draw.page_style import STYLE
 from gemini.schedule.draw.timeline import Timeline, shade
 
 _PAGE = """<!doctype html>
@@ -56,12 +55,12 @@ def render_page(picture: Timeline) -> str:
     facts = "".join(f"<div><dt>{name}</dt><dd>{html.escape(value)}</dd></div>" for name, value in picture.headline)
     return _PAGE.format(
         title=html.escape(picture.title),
-        style=STYLE,
+        style=_read_asset("style.css"),
         facts=facts,
         spoken=html.escape(", ".join(f"{name} {value}" for name, value in picture.headline), quote=True),
         legend=_legend(picture),
         plan=_as_script(_data(picture)),
-        script=PAINT + CONTROL,
+        script=_read_asset("paint.js") + _read_asset("control.js"),
     )
 
 
@@ -126,3 +125,7 @@ def _legend(picture: Timeline) -> str:
     if any(row.limit is not None for row in picture.rows):
         items.append('<span><i class="limit"></i>memory limit</span>')
     return "".join(items)
+
+
+def _read_asset(name: str) -> str:
+    return resources.files("gemini.schedule.draw").joinpath("assets", name).read_text(encoding="utf-8")

@@ -1,7 +1,5 @@
-"""Painting of the HTML page: the axis with the phases, and the visible part of the rows."""
-
-PAINT = r"""
 'use strict';
+// Painting of the page: the axis with the phases, and the visible part of the rows.
 const NAME = 0, KIND = 1, SHADE = 2, STAGE = 3, MID = 4, START = 5, SPAN = 6, MEMORY = 7, DEVICES = 8, BEFORE = 9;
 const DARK = 2, OTHER = 3;
 const axis = document.getElementById('axis'), rows = document.getElementById('rows');
@@ -257,4 +255,3 @@ function draw() {
   wanted = true;
   requestAnimationFrame(() => { wanted = false; readTheme(); drawAxis(); drawRows(); });
 }
-"""

@@ -1,6 +1,4 @@
-"""Behaviour of the HTML page: zoom, pan, highlight a micro-batch, show the facts of a block."""
-
-CONTROL = r"""
+// Behaviour of the page: zoom, pan, highlight a micro-batch, show the facts of a block.
 function look(begin, end) {
   const least = END / 1e5, long = Math.min(Math.max(end - begin, least), END);
   from = Math.min(Math.max(begin, 0), END - long);
@@ -107,4 +105,3 @@ document.getElementById('fit').addEventListener('click', () => look(0, END));
 addEventListener('resize', draw);
 matchMedia('(prefers-color-scheme: dark)').addEventListener('change', draw);
 draw();
-"""
