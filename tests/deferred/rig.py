@@ -22,11 +22,11 @@ from gemini.ir.call_binding import ModelCall
 from gemini.ir.encode import decode
 from gemini.runtime.call_outcome import Eager
 from gemini.runtime.deferred import (
+    CallRunner,
     DeferredTensor,
     OutputSpec,
     PendingCall,
     StepResult,
-    CallRunner,
     defer,
     materialize_arguments,
 )

@@ -148,9 +148,9 @@ def test_an_output_of_another_kind_is_an_error() -> None:
     s = Session(models.plain(), "eager")
     out = s.model(s.x)
     s.net.append(torch.nn.Flatten(0))
-    with pytest.raises(Exception, match="Sequential has returned something else"):
+    with pytest.raises(Exception, match="Sequential returned another structure"):
         out.tolist()
-    with pytest.raises(Exception, match="Sequential has returned something else"):
+    with pytest.raises(Exception, match="Sequential returned another structure"):
         out.sum().item()
 
 
@@ -173,9 +173,9 @@ def test_ops_of_all_programs_can_be_sent(monkeypatch: pytest.MonkeyPatch) -> Non
     seen: dict[Any, Any] = {}
     run = PendingCall.run
 
-    def watched(self: PendingCall, root: int, is_asked: bool = False) -> bool:
+    def watched(self: PendingCall, root: int, is_plain_backward: bool = False) -> bool:
         seen.update((op.function, op) for op in self.tape.ops)
-        return run(self, root, is_asked)
+        return run(self, root, is_plain_backward)
 
     monkeypatch.setattr(PendingCall, "run", watched)
     for program, make in PROGRAMS.values():

@@ -29,7 +29,7 @@ def managed(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(Mirror, "generator", b"41")
     workers = [SimpleNamespace(device=Mirror("mirror:0")) for _ in range(2)]
     return SimpleNamespace(
-        pool=SimpleNamespace(workers=workers), household=SimpleNamespace(outside=torch.device("cpu"))
+        pool=SimpleNamespace(workers=workers), shared_parameters=SimpleNamespace(model_device=torch.device("cpu"))
     )
 
 

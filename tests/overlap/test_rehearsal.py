@@ -58,7 +58,7 @@ def test_waiting_is_no_action() -> None:
 
 def test_what_workers_tell_is_read_as_they_wrote_it() -> None:
     said = [(1, marshal.dumps([("F", 0, 2, 1.0, 2.0)]))]
-    assert decode_events(said) == ExecutedStep(None, told=said).trace == [TraceEvent(1, "F", 0, 2, 1.0, 2.0)]
+    assert decode_events(said) == ExecutedStep(None, worker_traces=said).trace == [TraceEvent(1, "F", 0, 2, 1.0, 2.0)]
 
 
 def planned(schedule: SchedPlan) -> StepPlan:
@@ -80,7 +80,7 @@ def test_a_plan_is_made_again_once_steps_have_lost_what_planning_takes(slower: f
     lost = (slower - 1) * 4 * 3 / 2  # half of what the slow one takes longer: four micro-batches of three units
     due = []
     for _ in range(40):
-        rehearsal.add(found, ExecutedStep(None, told=said), float(ran.makespan), planning_ms=10 * lost)
+        rehearsal.add(found, ExecutedStep(None, worker_traces=said), float(ran.makespan), planning_ms=10 * lost)
         due.append(rehearsal.is_due)
     assert due.index(True) == 16 if slower > 1 else not any(due)  # looked at after 9 and 17 steps
 

@@ -24,19 +24,19 @@ def turn(*, on: bool) -> None:
 
 
 def test_a_step_that_is_put_off_has_those_of_its_call_and_of_its_backward():
-    work: Any = SimpleNamespace(model=torch.nn.Linear(1, 1), modules=[], has_left=lambda _: False)
+    work: Any = SimpleNamespace(model=torch.nn.Linear(1, 1), modules=[], is_call_output=lambda _: False)
     plain = CallContext(work)
     turn(on=True)
     try:
         turned, now = CallContext(work), torch_flags.current_flags()
-        with plain.of_then(0):
+        with plain.restore(0):
             assert torch.get_default_dtype() is torch.float32
             assert not torch.are_deterministic_algorithms_enabled()
             assert torch.is_anomaly_enabled()
         assert torch_flags.current_flags() == now
     finally:
         turn(on=False)
-    with turned.of_then(0):
+    with turned.restore(0):
         assert torch.get_default_dtype() is torch.float64
         assert torch.are_deterministic_algorithms_enabled()
         assert not torch.is_anomaly_enabled()

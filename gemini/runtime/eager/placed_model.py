@@ -109,7 +109,7 @@ class PlacedModel:
         modes = tuple(m.training for m in model.modules())
         facts = (signature_of(bind(model, args, kwargs)), Region.current(), torch_flags.current_flags(), modes)
         if facts not in self._proofs:
-            away = any(worker.device.where != self.shared_parameters.outside for worker in self.pool.workers)
+            away = any(worker.device.where != self.shared_parameters.model_device for worker in self.pool.workers)
             self._proofs[facts] = (
                 SplitProof("its workers are on another device") if away else prove_split(model, args, kwargs)
             )

@@ -92,7 +92,7 @@ class ModuleCall:
             made, self.made = iter(self.made), []
         tensors = [next(made) if at is None else given[at] for at in outputs.same]
         if self.away:
-            there, here = self.device.where, self.remote_module.shared_parameters.outside
+            there, here = self.device.where, self.remote_module.shared_parameters.model_device
             tensors = [t.to(here) if t.device == there else t for t in tensors]
         try:
             return self._read(tensors) if outputs.objects else unpack(outputs.body, tensors, classes)
@@ -103,7 +103,7 @@ class ModuleCall:
         """Move the inputs to the worker's device by ordinary ops, so that gradients return the same way."""
         if not self.away:
             return given
-        there, here = self.device.where, self.remote_module.shared_parameters.outside
+        there, here = self.device.where, self.remote_module.shared_parameters.model_device
         stays = {at for at, *_ in self.absent}
         return [t.to(there) if t.device == here and at not in stays else t for at, t in enumerate(given)]
 

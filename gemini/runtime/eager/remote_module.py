@@ -54,7 +54,7 @@ class RemoteModule:
         self.writes: bool | None = None  # whether its forward writes to buffers; None: not known yet
         self.modes: tuple[bool, ...] = ()  # the training flags of its last call
         self.forward_text, self.backward_text = f"forward of {name}", f"backward of {name}"
-        device, outside = worker.device.where, household.outside
+        device, outside = worker.device.where, household.model_device
         self.away = device != outside  # the program's tensors are on another device than the worker's
         self.seeded = outside if outside.type == device.type else device  # whose generator the module uses
         self.reads = ExternalReads(module)  # what its code reads that is not its own

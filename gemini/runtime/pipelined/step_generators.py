@@ -33,7 +33,7 @@ def apply_rng_state(plan: StepPlan, managed: PlacedModel, state: bytes) -> None:
 
 def _seed_device(device: Device, managed: PlacedModel) -> torch.device:
     """Return the device whose generator the model uses in one process; workers of plans are all on one device."""
-    outside = managed.shared_parameters.outside
+    outside = managed.shared_parameters.model_device
     return outside if outside.type == device.where.type else device.where
 
 
