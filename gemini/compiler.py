@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from gemini.config.gemini_config import GeminiConfig
 from gemini.errors import ConfigError, Fault
 from gemini.planner.config_planner import check_config, planner_for
+from gemini.torch_range import check_torch
 
 if TYPE_CHECKING:
     import torch
@@ -57,6 +58,7 @@ def compile(model: Model, config: GeminiConfig | None = None) -> Model:
 
     The model keeps its identity, and its parameters, outputs and gradients are those of a run without workers.
     """
+    check_torch()
     _check_arguments(model, config)
     settings = config or GeminiConfig.load()
     check_config(settings)
@@ -120,6 +122,7 @@ def pipe_model(
     `device`, `analytic`, `rounds` and `cache` how it is profiled, `partitioner` and `options` how it is cut. A `graph`
     or a `profile` from an earlier call replaces its step. With `output` the result is also written to a folder.
     """
+    check_torch()
     from gemini.partition.partition_options import Options
     from gemini.pipe.pipe_request import PipeRequest
 

@@ -4,6 +4,7 @@
     ├── ConfigError          a setting is wrong, unknown or contradicts another
     ├── UsageError           a command line cannot be understood
     ├── MissingEngineError   an optional dependency is not installed (names the extra)
+    ├── TorchVersionError    the installed torch is outside the tested range
     ├── InstrumentError      instrumenting source failed
     │   ├── PassError        a pass is unknown, cyclic, or produced something invalid
     │   │   └── EditError    an edit cannot be made, or two edits overlap
@@ -67,6 +68,10 @@ class MissingEngineError(GeminiError):
         super().__init__(
             f"{purpose} needs {engine}, which is not installed\n    → pip install '{DISTRIBUTION}[{extra}]'"
         )
+
+
+class TorchVersionError(GeminiError):
+    """The installed torch is outside the tested range."""
 
 
 class InstrumentError(GeminiError):

@@ -17,7 +17,7 @@ PACKAGE = Path(gemini.__file__).parent
 
 LAYERS = (
     ("errors", "log", "atomic_files", "quiet_warnings", "autograd_engine", "cache_files", "malloc", "nearest_name",
-     "entry_points", "dot_render", "user_code"),
+     "entry_points", "dot_render", "user_code", "torch_range"),
     ("schedule",),
     ("config",),
     ("ir",),

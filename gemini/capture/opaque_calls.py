@@ -21,7 +21,7 @@ from gemini.capture.attribute_writes import ASSIGN, AttributeTracker, can_assign
 from gemini.capture.dynamic_shapes import DynamicShape, resize_cases
 from gemini.capture.leaf_policy import LeafPolicy
 from gemini.capture.memoized import clear_filled, miss_counts
-from gemini.capture.patches import ORIGINAL_APPLY, ORIGINAL_CALL, ORIGINAL_PARAMETER
+from gemini.capture.patches import ORIGINAL_CALL, ORIGINAL_PARAMETER, original_apply
 from gemini.capture.provenance import module_tensors
 from gemini.capture.scaling_reads import READS_SAMPLE_COUNTS
 from gemini.capture.trace_state import BRANCHES_ON_RESULTS, USES_HOST_RNG, EscapedTensor, TraceRefused, TraceState
@@ -147,13 +147,13 @@ class OpaqueCallRecorder(TraceState):
     def on_function(self, cls: type, args: Any, kwargs: Any) -> Any:
         """Record a custom autograd function as one node."""
         if self.leaf is not None or self.busy or not self.active:
-            return ORIGINAL_APPLY(cls, *args, **kwargs)
+            return original_apply(cls, *args, **kwargs)
         symbol = symbol_of(cls)
         if symbol is None:
             self.refuse(f"the autograd function {cls.__qualname__} cannot be imported by name")
         target, stem = f"{symbol.module}:{symbol.qualname}", f"{self.name_prefix()}{cls.__name__}"
         return self.run_opaque(
-            OpaqueCall("function", stem, target, lambda a, k: ORIGINAL_APPLY(cls, *a, **k)), args, kwargs
+            OpaqueCall("function", stem, target, lambda a, k: original_apply(cls, *a, **k)), args, kwargs
         )
 
     def on_call(self, target: str, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:

@@ -55,7 +55,14 @@ _MACHINERY = frozenset(dir(nn.Module()))  # attributes of every module
 ORIGINAL_RANGE = range
 ORIGINAL_SCRIPT = torch.jit.ScriptFunction.__call__
 ORIGINAL_PARAMETER = nn.Parameter.__new__
-ORIGINAL_APPLY = torch.autograd.Function.__dict__["apply"].__func__
+_GENERATOR = "_checkpoint_without_reentrant_generator"  # runs a checkpoint; from torch 2.15 on by another function
+_CHECKPOINT = f"{_GENERATOR}_impl" if hasattr(checkpointing, f"{_GENERATOR}_impl") else _GENERATOR
+_APPLY = torch.autograd.Function.__dict__["apply"]  # a class method in Python, in C from torch 2.14 on
+
+
+def original_apply(cls: type, *args: Any, **kwargs: Any) -> Any:
+    """Apply a custom autograd function by the method of torch."""
+    return _APPLY.__get__(None, cls)(*args, **kwargs)
 
 
 class TraceHandler(Protocol):
@@ -114,7 +121,7 @@ def intercept(handler: TraceHandler, calls: tuple[str, ...] = ()) -> Iterator[No
         _patch(stack, nn.Parameter, "__new__", staticmethod(torch_patches.parameter))
         _patch(stack, torch.autograd.Function, "apply", classmethod(torch_patches.apply))
         _patch(stack, checkpointing, "CheckpointFunction", torch_patches.reentrant)
-        _patch(stack, checkpointing, "_checkpoint_without_reentrant_generator", torch_patches.saved)
+        _patch(stack, checkpointing, _CHECKPOINT, torch_patches.saved)
         _patch(stack, torch.jit.ScriptFunction, "__call__", torch_patches.script)
         _patch(stack, Distribution, "_validate_args", False)
         for target in calls:
@@ -170,7 +177,7 @@ def _make_torch_patches(handler: TraceHandler, thread: int) -> _TorchPatches:
 
     def apply(cls: type, *args: Any, **kwargs: Any) -> Any:
         if threading.get_ident() != thread:
-            return ORIGINAL_APPLY(cls, *args, **kwargs)
+            return original_apply(cls, *args, **kwargs)
         return handler.on_function(cls, args, kwargs)
 
     def script(function: Any, *args: Any, **kwargs: Any) -> Any:

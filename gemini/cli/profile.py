@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from gemini.cli.progress import ProgressBar
 from gemini.errors import ProfileError, UsageError
 from gemini.nearest_name import remedy
+from gemini.torch_range import check_torch
 
 if TYPE_CHECKING:
     from gemini.profiling.profile_result import Profile
@@ -112,6 +113,7 @@ def make_model(target: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     where, colon, name = target.rpartition(":")
     if not colon or not where or not name:
         raise UsageError(f"{target!r} does not name a function\n    → write module:function or file.py:function")
+    check_torch()
     module = _load(where)
     function = getattr(module, name, None)
     if not callable(function):

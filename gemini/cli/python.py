@@ -54,7 +54,9 @@ def run(argv: list[str]) -> int:  # noqa: RET503 - `start` does not return
     if invocation.has("--dump") or invocation.has("--diff"):
         return _show(invocation)
     from gemini.launcher.process.launch import start
+    from gemini.torch_range import check_torch
 
+    check_torch()
     start(invocation, _session(invocation, quiet))
 
 

@@ -22,7 +22,7 @@ from gemini.ir.graph import Graph
 from gemini.ir.node import Guard, Node, TensorMeta
 from gemini.ir.validity import Validity, describe_state
 
-VERSION = 3
+VERSION = 4
 _PLAIN_FIELDS = ("id", "kind", "name", "target", "line", "cls", "random", "checkpoint", "reason", "role")
 _UNREADABLE = (OSError, ValueError, KeyError, TypeError, IndexError, ImportError, AttributeError, RecursionError,
                SafetensorError)  # fmt: skip

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from gemini.codegen.stage_interface import Interface, Port
     from gemini.pipe.piped_model import Piped
 
-FORMAT = 1
+FORMAT = 2
 NAME = "manifest.json"
 GRAPH, ARRAYS, PROFILE, PARTITION = "graph.json", "graph.safetensors", "profile.json", "partition.json"
 

@@ -24,6 +24,8 @@ MORE = ("bert", "gpt2", "t5", "bart", "vit", "mamba", "deberta-v2", "bloom", "sw
 
 
 def judged(name: str) -> str:
+    if name in ("mixtral", "qwen2_moe") and not hasattr(torch.nn.functional, "grouped_mm"):
+        pytest.skip("without grouped_mm (torch 2.10) transformers uses a function that capture keeps whole")
     specimen = discovery.build(SPECIES[name])
     graph = capture(specimen.model, (), specimen.kwargs)
     forms = prove_graph(graph, (), specimen.kwargs)

@@ -26,7 +26,7 @@ from gemini.runtime.deferred import deferred_backward, pending_queue
 from gemini.runtime.deferred.deferred_tensor import DeferredTensor, find_deferred
 from gemini.runtime.deferred.hazard_mode import run_random_calls, toggle_hazard_mode
 
-_apply: Any = torch.autograd.Function.__dict__["apply"].__func__
+_apply: Any = torch.autograd.Function.__dict__["apply"]  # a class method in Python, in C from torch 2.14 on
 _SEEDING = ("manual_seed", "seed", "get_rng_state", "set_rng_state")
 _SEEDING_CUDA = ("manual_seed", "manual_seed_all", "seed", "seed_all", "get_rng_state", "get_rng_state_all",
                  "set_rng_state", "set_rng_state_all")  # fmt: skip
@@ -76,7 +76,7 @@ class AppliedFunction:
 def _apply_recorded(cls: Any, *args: Any, **kwargs: Any) -> Any:
     if any(isinstance(one, DeferredTensor) for one in args) or any(True for _ in find_deferred((args, kwargs))):
         return DeferredTensor.__torch_function__(AppliedFunction(cls), (DeferredTensor,), args, kwargs)
-    return _apply(cls, *args, **kwargs)
+    return _apply.__get__(None, cls)(*args, **kwargs)
 
 
 def _before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:

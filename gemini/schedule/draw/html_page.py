@@ -128,4 +128,4 @@ def _legend(picture: Timeline) -> str:
 
 
 def _read_asset(name: str) -> str:
-    return resources.files("gemini.schedule.draw").joinpath("assets", name).read_text(encoding="utf-8")
+    return (resources.files("gemini.schedule.draw") / "assets" / name).read_text(encoding="utf-8")
