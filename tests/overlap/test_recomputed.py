@@ -52,7 +52,7 @@ def test_trains_within_a_limit() -> None:
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
         story = managed.pipelined.journal
         assert story.steps["overlapped"] == 3, str(story)
-        assert ("computed again" in story.plan) is (limit is not None), str(story)
+        assert ("recomputed" in story.plan) is (limit is not None), str(story)
         ((kind,),) = managed.pipelined.plans.kinds.values()
         assert kind.plan is not None
         needs.append(max(worker.memory.total_mb for worker in kind.plan.analysis.workers))
