@@ -8,17 +8,20 @@ LOCK   := requirements-dev.lock
 SAMPLES := $(patsubst samples/%/,%,$(sort $(dir $(wildcard samples/*/train.py samples/*/run.sh))))
 MORE   := samples/bert samples/dump_ast
 # The core tests: what torch and transformers can break, in a few minutes.
-CORE   := $(wildcard tests/test_*.py) tests/capture tests/codegen tests/deferred tests/executor tests/pipe \
-          tests/randomness tests/runtime/test_calls.py tests/runtime/test_equality.py \
-          tests/runtime/test_functions_of_packages.py tests/runtime/test_transport.py tests/samples/test_mnist.py \
-          tests/splitting/test_models.py tests/splitting/test_transformers.py
+CORE   := $(wildcard tests/test_*.py) tests/capture tests/codegen tests/ir tests/pipe tests/random_numbers \
+          tests/samples/test_mnist.py tests/snapshot tests/step tests/cache/test_graph_cache.py \
+          tests/launcher/test_script_api.py tests/batch_analysis/test_model_losses.py \
+          tests/batch_analysis/test_transformer_losses.py tests/runtime/deferred \
+          tests/runtime/pipelined/step_executor tests/runtime/worker tests/runtime/eager/test_classic_training.py \
+          tests/runtime/eager/test_remote_call.py tests/runtime/transport/test_generated_imports.py \
+          tests/runtime/transport/test_package_functions.py tests/runtime/transport/test_tensor_transport.py
 # The versions of the lock, which are those of one Python; another Python gets the newest that its torch goes with.
 LOCKED  = $$($(BIN)/python -c 'import sys; own = "Python %d.%d" % sys.version_info[:2]; \
             has = open("$(LOCK)").readline().endswith(own + "\n"); \
             print("-c $(LOCK)" if has else ""); \
             has or print("── $(LOCK) is not for " + own + ": versions are the newest that fit", file=sys.stderr)')
 
-.PHONY: help init lock install tests tests-all tests-newest tests-torch lint format bench clean samples/ $(addprefix samples/,$(SAMPLES))
+.PHONY: help init lock install tests tests-quick tests-all tests-newest tests-torch lint format bench clean samples/ $(addprefix samples/,$(SAMPLES))
 
 help:
 	@echo "make init          create .venv and install the development requirements, by the versions of $(LOCK)"
@@ -26,6 +29,7 @@ help:
 	@echo "make install       install the package into .venv"
 	@echo "make samples/      list the samples;  make samples/<name> runs one"
 	@echo "make tests         the tests (under 15 minutes on 2 cores);  make tests-all adds the slow ones"
+	@echo "make tests-quick   the unit tests, which start no process (under 2 minutes)"
 	@echo "make tests-newest  the core tests on the newest torch and transformers, in .venv-newest"
 	@echo "make tests-torch VERSION=2.15.0   the core tests on another torch, in .venv-torch-2.15.0"
 	@echo "make lint          ruff and mypy;  make format rewrites"
@@ -69,6 +73,9 @@ samples/%:
 
 tests: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not slow" tests
+
+tests-quick: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "unit and not slow" tests
 
 tests-all: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests

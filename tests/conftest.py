@@ -1,8 +1,107 @@
-"""For all tests: examples that hypothesis makes up may take as long as a busy machine makes them."""
+"""For all tests: hypothesis without deadlines, one torch thread, and the markers `unit`, `dist` and `corpus`."""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
 from hypothesis import settings
 
 settings.register_profile("gemini", deadline=None)
 settings.load_profile("gemini")
+
+TESTS = Path(__file__).parent
+
+# Prefixes of node ids, relative to this folder: tests that start workers or other processes. All with a `pool` do.
+DIST = (
+    "cache/test_plan_cache.py::test_another_process_finds_it",
+    "cli/test_ast.py::test_nothing_but_the_result_is_said",
+    "cli/test_main.py::test_only_the_chosen_command_is_imported",
+    "cli/test_profile_cli.py::test_the_link",
+    "cli/test_python.py",
+    "cli/test_schedule_cli.py::test_a_plan_can_be_saved_into_a_pipe",
+    "cli/test_schedule_cli.py::test_a_reader_that_goes_away",
+    "cli/test_schedule_cli.py::test_as_a_process",
+    "cli/test_scripts_in_workers.py",
+    "codegen/test_generated_source.py::test_a_stage_file_loads_in_a_fresh_process",
+    "codegen/test_generated_source.py::test_linters",
+    "docs/",
+    "guards/test_monkeypatches.py",
+    "guards/test_outside_values.py",
+    "instrument/test_dump.py",
+    "instrument/test_tracebacks.py",
+    "launcher/process/",
+    "launcher/test_local_step_cost.py",
+    "launcher/test_script_api.py",
+    "partition/test_partition_imports.py",
+    "pipe/test_stage_folder.py::test_in_a_fresh_process",
+    "planner/test_contention.py",
+    "planner/test_memory_limits.py",
+    "profiling/test_autograd_edges.py",
+    "profiling/test_malloc_trim.py",
+    "report/test_journal.py",
+    "runtime/deferred/test_deferred_interop.py::test_a_child_process",
+    "runtime/devices/test_device_registry.py",
+    "runtime/eager/test_remote_exceptions.py",
+    "runtime/hosts/",
+    "runtime/pipelined/",
+    "runtime/pool/",
+    "runtime/test_autograd_engine.py",
+    "samples/",
+    "schedule/test_composer_tutorial.py",
+    "schedule/test_tessel_example.py::test_as_a_process",
+    "schedule/test_torch_csv.py",
+    "test_compiler.py",
+    "test_framework_free.py",
+    "test_layers.py::test_importing",
+    "test_public_surface.py::test_importing",
+    "test_torch_range.py::test_the_launcher",
+)
+# Prefixes of node ids: sweeps over many models, scripts or source files.
+CORPUS = (
+    "batch_analysis/test_transformer_losses.py",
+    "capture/test_classic_models.py",
+    "codegen/test_stage_equivalence.py",
+    "codegen/test_transformer_stages.py",
+    "conformance/",
+    "instrument/test_corpus.py",
+    "instrument/test_source.py",
+    "launcher/process/test_cpython_suite.py",
+    "launcher/process/test_python_equivalence.py",
+    "partition/test_assignment.py",
+    "partition/test_exact_baselines.py",
+    "partition/test_heuristics.py",
+    "pipe/test_pipe_equivalence.py",
+    "runtime/eager/test_classic_training.py",
+    "runtime/eager/test_zoo_in_workers.py",
+)
+
+
+def _marker(item: pytest.Item) -> str:
+    node = f"{item.path.relative_to(TESTS).as_posix()}::{item.name}"
+    if node.startswith(CORPUS):
+        return "corpus"
+    if node.startswith(DIST) or "pool" in getattr(item, "fixturenames", ()):
+        return "dist"
+    return "unit"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give every test exactly one of the three markers."""
+    for item in items:
+        item.add_marker(_marker(item))
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Small models are faster on one thread, and the other cores are left to other tests."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        yield
+        return
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

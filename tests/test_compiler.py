@@ -57,7 +57,9 @@ def test_a_plan_that_cannot_run_is_an_error_before_a_worker_starts(tmp_path, wor
     assert dispatch.find_managed(model) is None
 
 
-@pytest.mark.parametrize("settings", [{"mode": "sharding"}, {"mode": "hybrid", "sharding_size": 2}, {"sharding_dim": 0}])
+@pytest.mark.parametrize(
+    "settings", [{"mode": "sharding"}, {"mode": "hybrid", "sharding_size": 2}, {"sharding_dim": 0}]
+)
 def test_sharding_is_refused_until_it_exists(settings):
     model = nn.Linear(2, 2)
     with pytest.raises(ConfigError, match="sharding is not implemented yet"):

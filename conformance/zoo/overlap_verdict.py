@@ -42,7 +42,7 @@ from gemini.runtime.interception.managed_model import ManagedModel
 from gemini.runtime.pipelined.pipelined_model import PipelinedModel
 from gemini.runtime.pool.worker_pool import WorkerPool
 from gemini.runtime.run_journal import ModelJournal
-from tests.runtime.training import difference
+from tests.training import difference
 
 STEPS, PIECES, RATE = 5, 4, 1e-3
 ROUNDED = 1e-5  # where float64 models compute in float32

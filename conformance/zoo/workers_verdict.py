@@ -25,7 +25,7 @@ from conformance.zoo.workers_order import grouped
 from gemini.runtime.interception import dispatch
 from gemini.runtime.interception.managed_model import ManagedModel
 from gemini.runtime.pool.worker_pool import WorkerPool
-from tests.runtime.training import Trained, differences, trained
+from tests.training import Trained, differences, trained
 
 Fresh = Callable[[], Made]
 

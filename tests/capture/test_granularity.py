@@ -1,4 +1,4 @@
-"""Depth, basic blocks, batch dimensions, repeated structure, pictures."""
+"""Granularity of a graph: depth, basic blocks, batch dimensions, repeated structure, pictures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A change of what a model's Python reads is noticed, wherever it is kept; a change of what it does not read is not."""
+"""Changes of the Python state that a forward reads are detected; changes of other state are ignored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Features of ordinary training code: hooks, checkpoints, parametrizations, dtypes, odd inputs and outputs."""
+"""Features of training code are captured: hooks, checkpoints, parametrizations, dtypes, input and output structures."""
 
 from __future__ import annotations
 

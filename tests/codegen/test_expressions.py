@@ -1,4 +1,4 @@
-"""Expressions: every form that the executor can build has a text that builds an equal value."""
+"""Every encoded value has an expression that evaluates to an equal value."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The comparison of runs sees what differs, and forgives what rounds."""
+"""The comparison of script runs detects differences and tolerates rounding."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ordinary training scripts do under `gemini_python` what they do under `python`."""
+"""Training scripts produce under `gemini_python` what they produce under `python`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The zoo: a sample of architectures on every run, all of them under the slow marker."""
+"""The model zoo: a sample of architectures in every run, all of them with the slow marker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The judge of the zoo is judged: it lets rounding of sums pass, and nothing else."""
+"""The zoo comparison tolerates rounding of sums and nothing else."""
 
 from __future__ import annotations
 

@@ -7,11 +7,11 @@ import json
 from pathlib import Path
 
 import pytest
-from launching import PYTHON, Case, run
 
 from gemini.instrument.program.code_tree import CodeTree
 from gemini.instrument.program.import_names import absolute, find_imported_names
 from gemini.instrument.program.ownership import Ownership
+from tests.launcher.process.launching import PYTHON, Case, run
 
 PROJECT: dict[str, str | bytes] = {
     "main.py": "import json, models\nfrom lazy import x\ndef f():\n    import inner.deep\n    from space import part\n",

@@ -1,4 +1,4 @@
-"""One stage a worker, cut from orders and improved by moves."""
+"""One stage per worker, cut from topological orders and improved by moves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The analysis of a partition: figures that add up, agree with the problem solved, and survive a file."""
+"""The figures of a partition analysis add up, agree with the solved problem, and survive serialization."""
 
 from __future__ import annotations
 

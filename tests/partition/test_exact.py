@@ -1,4 +1,4 @@
-"""The partitioner `exact` against trying everything."""
+"""The `exact` partitioner agrees with exhaustive search."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several chunks a worker, against trying everything, and against the ideal where that is too much."""
+"""Several chunks per worker agree with exhaustive search, or with the ideal where that is infeasible."""
 
 from __future__ import annotations
 

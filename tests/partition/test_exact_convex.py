@@ -1,4 +1,4 @@
-"""Stages that are no stretches, against trying everything."""
+"""Convex, non-contiguous stages agree with exhaustive search."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all partitioners that search hold: valid stages, constraints kept, answers that repeat and are balanced."""
+"""All heuristic partitioners return valid stages, keep constraints, and are deterministic and balanced."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""METIS: the engine, its parts as stages, and what is said where it is not installed."""
+"""METIS: the library call, its parts as stages, and the error where it is not installed."""
 
 from __future__ import annotations
 

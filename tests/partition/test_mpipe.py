@@ -1,4 +1,4 @@
-"""The mixed pipe: coarsening, pieces, packing, and what several stages a worker are good for."""
+"""Mixed pipes: coarsening, clusters, packing, and the gain of several stages per worker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clusters that close no circle, and cuts that mean the same on every level."""
+"""Clusters stay acyclic, and a cut has the same cost on every level."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The dynamic programme: straight pipes as trying everything finds them, replicated ones as arithmetic says."""
+"""The dynamic program finds the optimal straight pipeline and the expected replicated ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models here are tiny: one thread is faster than several. Costs are estimated: nothing depends on the clock."""
+"""Costs are estimated, so that no test depends on the clock."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import torch
 from torch import nn
 
 from gemini import pipe_model
@@ -16,17 +15,9 @@ from gemini.pipe import Piped
 DEFAULTS: dict[str, Any] = {"analytic": "cpu", "cache": False, "options": Options(mixed=False)}
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.fixture
 def pipe() -> Callable[..., Piped]:
-    """`pipe_model` on estimated costs, one stage a worker unless options say otherwise."""
+    """`pipe_model` on estimated costs, one stage per worker unless options say otherwise."""
 
     def make(model: nn.Module, args: tuple[Any, ...] = (), kwargs: Any = None, **settings: Any) -> Piped:
         return pipe_model(model, args, kwargs, **{**DEFAULTS, **settings})

@@ -1,4 +1,4 @@
-"""Functions of a library that remembers what sizes come to, as einops does."""
+"""A library function that memoizes sizes, as einops does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Contention: what probes find, and what it does to a profile."""
+"""Contention: measured slowdowns and their effect on a profile."""
 
 from __future__ import annotations
 

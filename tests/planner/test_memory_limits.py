@@ -1,4 +1,4 @@
-"""A plan is within the memory of the workers: another is taken where one is not; what is asked for is refused."""
+"""A plan fits the memory of the workers: "auto" picks another one, a requested one is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model that returns an array of NumPy's beside its tensors has no plan, and says why."""
+"""A model that returns a NumPy array has no plan, and the reason says so."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The memory of stages: what is foreseen from the profile is what their actions take, counted storage by storage."""
+"""The predicted memory of stages equals the storage that their actions allocate."""
 
 from __future__ import annotations
 

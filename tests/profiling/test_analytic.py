@@ -1,4 +1,4 @@
-"""Estimates: the same fields without running anything, for any size, and right where arithmetic tells."""
+"""Analytic estimates have the same fields without running anything, and are exact where arithmetic is."""
 
 from __future__ import annotations
 

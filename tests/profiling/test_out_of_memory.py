@@ -1,4 +1,4 @@
-"""Nodes that do not fit are estimated and marked; the rest is measured as ever."""
+"""Nodes that exceed memory are estimated and marked; all others are measured."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Profiles of small models: complete, consistent, and made without leaving a trace."""
+"""Profiles of small models are complete, consistent, and have no side effects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Costs with recomputation, derived from those without, are those of a layer that the model itself recomputes."""
+"""Costs with recomputation, derived from those without, are those of a checkpointed layer."""
 
 from __future__ import annotations
 

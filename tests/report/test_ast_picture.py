@@ -1,4 +1,4 @@
-"""Pictures of syntax trees: readable labels, colours, marks of change, folding, and a width that fits a screen."""
+"""Pictures of syntax trees: labels, colours, marks of change, folding, width."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `gemini explain` says is what happened in the last run."""
+"""`gemini explain` reports what happened in the last run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gemini.cli.main import main
 from gemini.report.journal_reader import read_newest
 from gemini.runtime import run_journal as journals
 from gemini.runtime.run_journal import RunJournal
-from tests.instrument.launching import GEMINI, run, script
+from tests.launcher.process.launching import GEMINI, run, script
 
 
 def test_tells_paths_and_reasons(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""What a step did, as a plan of its own, a trace and a picture."""
+"""An executed step as a plan, a trace and a picture."""
 
 from __future__ import annotations
 

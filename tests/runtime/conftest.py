@@ -1,9 +1,10 @@
+"""Two workers shared by all tests of a session."""
+
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 import pytest
-import torch
 
 from gemini.runtime.pool.worker_pool import WorkerPool
 
@@ -14,11 +15,3 @@ def pool() -> Iterator[WorkerPool]:
     made = WorkerPool(2, 1)
     yield made
     made.stop()
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)

@@ -1,4 +1,4 @@
-"""Paths and reasons are their texts: in the journal's files, in messages, as keys."""
+"""Call paths and reasons are their texts: in journal files, in messages, as keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gradients of chosen tensors are had through checkpoints that run a backward of their own, which torch refuses."""
+"""Gradients of selected tensors pass through reentrant checkpoints, which torch refuses."""
 
 from __future__ import annotations
 

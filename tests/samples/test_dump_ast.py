@@ -1,4 +1,4 @@
-"""The dump_ast sample runs all of its steps and leaves what it promises."""
+"""The dump_ast sample runs and writes all of its files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plans written down by their rules, for tests that want a plan without asking the library or the composer."""
+"""Plans written by rule, independent of the library and the composer."""
 
 from __future__ import annotations
 

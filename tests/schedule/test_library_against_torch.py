@@ -1,4 +1,4 @@
-"""Our library is never longer, and never needs more memory, than torch's schedule of the same class."""
+"""A library schedule is never longer and never needs more memory than torch's of the same class."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Chrome/Perfetto traces: they say what the plan says, and read back to an equal plan."""
+"""Chrome/Perfetto traces contain the whole plan and read back to an equal one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Warm-up, steady state and cool-down, read off the start times."""
+"""Warm-up, steady state and cool-down are derived from the start times."""
 
 from __future__ import annotations
 

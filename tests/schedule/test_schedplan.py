@@ -1,4 +1,4 @@
-"""Plans as values: building, looking, deriving."""
+"""Plans as values: construction, queries, derivation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The methods of the search, each against its rules or against brute force."""
+"""Each search method agrees with its rules or with brute force."""
 
 from __future__ import annotations
 

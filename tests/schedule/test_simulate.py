@@ -1,4 +1,4 @@
-"""The simulator keeps the order, makes the times, and explains deadlocks."""
+"""The simulator keeps the order, computes the times, and explains deadlocks."""
 
 from __future__ import annotations
 

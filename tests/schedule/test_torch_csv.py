@@ -1,4 +1,4 @@
-"""The CSV of torch.distributed.pipelining: its own run time executes what we export, and it reads back."""
+"""Exported CSV schedules run under torch.distributed.pipelining and read back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Unrolling is composing: the same plan, valid for every number of micro-batches, never shorter for more of them."""
+"""Unrolling equals composing and is valid and monotone for every number of micro-batches."""
 
 from __future__ import annotations
 

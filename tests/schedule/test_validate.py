@@ -1,4 +1,4 @@
-"""The validator passes what is valid and names what is not."""
+"""The validator accepts valid plans and names the fault of others."""
 
 from __future__ import annotations
 

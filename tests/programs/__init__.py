@@ -1,0 +1,1 @@
+"""Programs that tests run on several paths: locally, eagerly in workers, deferred, pipelined."""

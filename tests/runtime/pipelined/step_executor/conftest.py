@@ -1,0 +1,17 @@
+"""Four workers shared by all tests of a session."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from gemini.runtime.pool.worker_pool import WorkerPool
+
+
+@pytest.fixture(scope="session")
+def pool() -> Iterator[WorkerPool]:
+    """Four real workers, for all tests of a session."""
+    made = WorkerPool(4, 1)
+    yield made
+    made.stop()
