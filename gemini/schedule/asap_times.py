@@ -1,7 +1,7 @@
-"""Times for blocks that have devices and dependencies but no order yet: each as early as it can.
+"""ASAP times: start times for blocks that have devices and dependencies but no order yet.
 
-Of all blocks whose inputs are there, the one that can start first is taken, ties in the order given. This is how a
-placement gets its times; nothing here looks at memory or at several micro-batches.
+Of all blocks whose inputs are ready, the one that can start first is scheduled; ties follow the input order. This
+assigns the times of a placement, without regard to memory or to several micro-batches.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from gemini.schedule.link_costs import FREE, Links
 
 
 def asap(homes: Mapping[Block, tuple[int, ...]], links: Links = FREE) -> dict[Block, Number]:
-    """A start for every block of `homes` (block → devices), by start time and then device."""
+    """Return a start time for every block of `homes` (block → devices), by start time and then device."""
     rank = {block: index for index, block in enumerate(homes)}
     waiting = {block: sum(1 for prev in block.before if prev in homes) for block in homes}
     free: dict[int, Number] = {}
@@ -29,7 +29,7 @@ def asap(homes: Mapping[Block, tuple[int, ...]], links: Links = FREE) -> dict[Bl
     heapq.heapify(ready)
     while ready:
         start, index, block = heapq.heappop(ready)
-        if earliest(block) > start:  # a device was taken meanwhile: look again later
+        if earliest(block) > start:  # a device became busy meanwhile: retry later
             heapq.heappush(ready, (earliest(block), index, block))
             continue
         starts[block] = start

@@ -34,7 +34,7 @@ _ACTION = re.compile(r"(?P<stage>\d+)(?:(?P<letter>[FBIW])|\((?P<type>[^()]+)\))
 
 
 def canonical_type(btype: str) -> str:
-    """The one spelling of a block type: `Forward`, `FORWARD` and `f` are all `forward`; others are lower-cased."""
+    """Normalize a block type: `Forward`, `FORWARD` and `f` become `forward`; custom types are lower-cased."""
     word = re.sub(r"[\s\-]+", "_", btype.strip()).lower() if isinstance(btype, str) else ""
     if not word or "(" in word or ")" in word:
         raise PlacementError(
@@ -70,10 +70,10 @@ class Action:
 class Block:
     """One part of the model at work on one micro-batch.
 
-    `span` is its time and `memory` what it takes (+) or gives back (−) on each of its devices, counted from its
-    start; since a device runs one block at a time, taking at the start and giving back at the start or the end
-    come to the same peak. (In inference nothing is given back: see `SchedPlan.keeps_memory`.) `before` and `after`
-    are the blocks it depends on and that depend on it; `nbytes[previous]` is what travels along that edge.
+    `span` is its duration and `memory` the amount it allocates (+) or releases (−) on each of its devices, counted
+    from its start; since a device runs one block at a time, a release at the start or at the end yields the same
+    peak. (Inference releases nothing: see `SchedPlan.keeps_memory`.) `before` and `after` are the blocks it depends on
+    and that depend on it; `nbytes[previous]` is the size of the transfer along that edge.
     """
 
     __slots__ = ("after", "before", "btype", "gid", "memory", "mid", "nbytes", "span", "stage")
@@ -134,7 +134,7 @@ class Block:
         """The same block for micro-batch `mid`, without dependencies."""
         if isinstance(mid, bool) or not isinstance(mid, int) or mid < 0:
             raise PlacementError(f"micro-batch {mid!r} of a block\n    → number micro-batches 0, 1, 2, …")
-        twin = Block.__new__(Block)  # what __init__ checks was checked for this block: schedules make many copies
+        twin = Block.__new__(Block)  # skips the checks of __init__, which the original passed
         twin.mid, twin.span, twin.memory, twin.btype = mid, self.span, self.memory, self.btype
         twin.stage, twin.gid = self.stage, self.gid
         twin.before, twin.after, twin.nbytes = {}, {}, {}
@@ -145,7 +145,7 @@ class Block:
 
 
 def plain_number(value: Any) -> Any:
-    """Numbers of other libraries, such as numpy's, as Python's own; anything else as it is."""
+    """Convert numbers of other libraries, such as NumPy, to Python numbers; return anything else unchanged."""
     if isinstance(value, (int, float)) or not isinstance(value, Real):
         return value
     return int(value) if isinstance(value, Integral) else float(value)

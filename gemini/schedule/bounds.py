@@ -1,10 +1,10 @@
-"""Lower bounds: what no schedule can beat.
+"""Lower bounds on the period, the makespan and the memory of any schedule.
 
 For the period (time per micro-batch in the steady state), the largest of
 
 - *work*: blocks that pairwise share a device take turns, so their spans add up;
-- *residence*: a unit of memory taken by block i and given back by block j is held at least for the longest path from
-  i to the end of j. With `cap` units on the device and `held` = Σ units × path, period ≥ held / cap;
+- *residence*: a unit of memory allocated by block i and released by block j is in use at least for the longest path
+  from i to the end of j. With `cap` units on the device and `held` = Σ units × path, period ≥ held / cap;
 - *residence beside barriers*: while a block that covers every device runs, no other block makes progress. Counting
   only executing time on the path, cap × (period − barriers) ≥ held.
 
@@ -27,7 +27,7 @@ _MAX_DENOMINATOR = 10**9
 
 @dataclass(frozen=True)
 class _Residence:
-    """What a device's memory is held for by each micro-batch: `Σ units × time`, and over how many units."""
+    """Memory residence of one micro-batch on a device: `Σ units × time`, and the number of units."""
 
     whole: Fraction
     executing: Fraction
@@ -47,7 +47,7 @@ def period_bound(problem: PlacementProblem) -> Fraction:
 
 
 def work_bound(problem: PlacementProblem) -> int:
-    """The most work that must happen one block after the other: a device's, or of blocks that pairwise conflict."""
+    """The largest amount of serial work: that of a device, or of blocks that pairwise conflict."""
     best = max(problem.load)
     full = set(_barriers(problem))
     wide = [block for block, where in enumerate(problem.devices) if len(where) > 1 and block not in full]
@@ -77,7 +77,7 @@ def makespan_bound(problem: PlacementProblem, nmicros: int) -> int:
 
 
 def least_memory(problem: PlacementProblem, dev: int, period: Fraction) -> Fraction:
-    """The memory below which device `dev` cannot hold `period` (0 where nothing is known)."""
+    """The memory below which device `dev` cannot sustain `period` (0 if unknown)."""
     unlimited = problem.with_caps([1e18] * problem.ndevs)
     residence = _residence(unlimited, dev)
     return residence.whole / (period * problem.copies) if residence else Fraction(0)
@@ -98,8 +98,8 @@ def _one_device_bound(problem: PlacementProblem, blocks: tuple[int, ...], nmicro
 
 
 def _idle_beside_barriers(problem: PlacementProblem, nmicros: int) -> int:
-    """Barriers cannot fill the wait of a device for its first own block, nor what runs after its last one: while a
-    barrier runs, the blocks it waits for do not. So that much of the device is idle, whatever the barriers do."""
+    """Barriers cannot fill the time before a device's first own block, nor the time after its last one: while a
+    barrier runs, the blocks the device waits for do not. So the device is idle for that time, wherever barriers are."""
     barriers = set(_barriers(problem))
     if not barriers:
         return 0
@@ -132,7 +132,7 @@ def _residences(problem: PlacementProblem) -> Iterable[_Residence]:
 
 
 def _residence(problem: PlacementProblem, dev: int) -> _Residence | None:
-    """How long each micro-batch must hold memory of `dev`, or None where that is unlimited or not determined."""
+    """Return how long each micro-batch must occupy memory of `dev`; None if unlimited or not determined."""
     if not math.isfinite(problem.caps[dev]):
         return None
     takes = {block: _exact(problem.memory[block]) for block in problem.on_device[dev] if problem.memory[block] > 0}
@@ -155,8 +155,8 @@ def _residence(problem: PlacementProblem, dev: int) -> _Residence | None:
 def _residence_sum(
     problem: PlacementProblem, takes: dict[int, Fraction], gives: dict[int, Fraction], length: Callable[[int, int], int]
 ) -> Fraction | None:
-    """Σ units × longest path over a pairing of what is taken with what is given back. Every pairing is a bound;
-    the longest paths are paired first. None where some unit has no give that must follow it."""
+    """Σ units × longest path over a pairing of allocations with releases. Every pairing is a bound; the longest
+    paths are paired first. None if some allocated unit has no release that must follow it."""
     left_take, left_give = dict(takes), dict(gives)
     pairs = []
     for take in takes:

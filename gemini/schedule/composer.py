@@ -51,17 +51,17 @@ class Composer:
     ) -> SchedPlan:
         """The best schedule found for the blocks of one micro-batch.
 
-        `memory` is one limit for all devices, one per device, or None. Where no block gives memory back (inference), a
-        block holds memory only while it runs. `nmicros` is how many micro-batches the returned plan has; without it,
-        enough to show warm-up, steady state and cool-down. `max_kernel` is how many micro-batches the steady state may
-        interleave. `objective` names what is minimised, in order:
+        `memory` is one limit for all devices, one per device, or None. If no block releases memory (inference), a
+        block holds memory only while it runs. `nmicros` is the number of micro-batches of the returned plan (default:
+        enough to show warm-up, steady state and cool-down). `max_kernel` limits how many micro-batches the steady state
+        may interleave. `objective` lists the quantities to minimise, most important first:
 
         - `("period", "makespan", "memory")`: time per micro-batch, then the ramps, then memory;
-        - `("period", "memory")`: the least memory at the shortest period, kept as the plan's limits;
+        - `("period", "memory")`: the least memory at the shortest period, stored as the plan's limits;
         - `"latency"`: the shortest path of each micro-batch through the devices, then the period.
 
         `time_limit` in seconds bounds the search for a better steady state; a valid plan is always returned. The same
-        seed gives the same plan as long as the limit is not hit.
+        seed yields the same plan unless the search reaches the limit.
         """
         began = time.perf_counter()
         goals = _goals(objective)
@@ -123,7 +123,7 @@ def _check_options(nmicros: int | None, time_limit: float, max_kernel: int) -> N
 
 
 def _feasible_order(problem: PlacementProblem, placement: SchedPlan) -> Order:
-    """An order in which one micro-batch fits the memory; an error that says what would be enough otherwise."""
+    """Return an order in which one micro-batch fits the memory; if there is none, raise with the memory required."""
     order = find_order(problem)
     short = [dev for dev in range(problem.ndevs) if not fits(order.peaks[dev], problem.caps[dev])]
     if short:
@@ -160,7 +160,7 @@ def _shortest_ramps(search: SteadySearch) -> Kernel:
 
 
 def _shown(plan: SchedPlan, count: int) -> SchedPlan:
-    """The plan for so many micro-batches, or as many more as it takes until its steady state is to be seen."""
+    """The plan for `nmicros` micro-batches, or for as many as are needed to reach a steady state."""
     schedule = unroll(plan, count)
     for times in _MORE_TO_SHOW:
         if len(schedule) * times > _MOST_BLOCKS_TO_SHOW or find_phases(schedule) is not None:

@@ -1,8 +1,8 @@
-"""A schedule from nothing but the order in which each device takes its work.
+"""Device orders: a schedule built only from the order of the actions on each device.
 
     placement       0F → 1F → 1B → 0B        one micro-batch
-    orders          ["0F0", "0F1", "0B0", "0B1"]      what device 0 does
-                    ["1F0", "1B0", "1F1", "1B1"]      what device 1 does
+    orders          ["0F0", "0F1", "0B0", "0B1"]      actions of device 0
+                    ["1F0", "1B0", "1F1", "1B1"]      actions of device 1
 
 Times are the earliest that order and dependencies allow, as the runtime starts them.
 """
@@ -35,7 +35,7 @@ def plan_from_orders(placement: SchedPlan, orders: Sequence[Sequence[Action | st
 
 
 def _run(placement: SchedPlan, originals: dict[Block, Block], queues: list[list[Block]]) -> SchedPlan:
-    """Let every device take the next block of its queue as soon as all it needs is there."""
+    """Let every device start the next block of its queue as soon as its inputs are ready."""
     plan = SchedPlan(placement.ndevs)
     plan.links, plan.memory, plan.placement = placement.links, placement.memory, placement
     position = [0] * len(queues)

@@ -1,7 +1,7 @@
-"""The earliest start of every block when the order on each device is kept.
+"""Earliest times: the earliest start of every block for a fixed order on each device.
 
-The runtime does the same: a device takes its blocks in the planned order and starts each as soon as what it
-depends on has arrived. Times are longest paths in the graph of dependencies and device orders.
+The runtime does the same: a device runs its blocks in the planned order and starts each as soon as its
+inputs have arrived. Times are longest paths in the graph of dependencies and device orders.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from gemini.schedule.schedplan import SchedPlan
 
 
 def earliest_starts(plan: SchedPlan) -> dict[Block, Number]:
-    """Longest-path start times; raises `InvalidPlanError` where order and dependencies make a circle."""
+    """Longest-path start times; raises `InvalidPlanError` if order and dependencies form a cycle."""
     blocks = plan.all_blocks()
     previous: dict[Block, list[tuple[Block, Number]]] = {
         block: [(prev, plan.delay(prev, block)) for prev in block.before if prev in plan] for block in blocks
@@ -45,7 +45,7 @@ def _longest_paths(previous: dict[Block, list[tuple[Block, Number]]]) -> dict[Bl
     if len(starts) < len(previous):
         stuck = sorted(str(block) for block in previous if block not in starts)
         raise InvalidPlanError(
-            f"deadlock: the order on the devices keeps these blocks from starting: {', '.join(stuck[:12])}"
+            f"deadlock: the order on the devices prevents these blocks from starting: {', '.join(stuck[:12])}"
             + (f" and {len(stuck) - 12} more" if len(stuck) > 12 else "")
             + "\n    → simulate(plan) shows which wait for each other"
         )

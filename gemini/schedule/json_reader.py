@@ -19,7 +19,7 @@ from gemini.schedule.block import Number, is_number
 
 @dataclass(frozen=True)
 class Field:
-    """A value of a JSON file together with where it was found."""
+    """A value of a JSON file and its position."""
 
     source: str
     place: str
@@ -50,7 +50,7 @@ class Field:
         return list(self._mapping())
 
     def only(self, *keys: str) -> None:
-        """Refuse names other than `keys`: one misspelt must not be passed over in silence."""
+        """Refuse names other than `keys`: a misspelt key must not be ignored silently."""
         for key in self._mapping():
             if key not in keys:
                 raise self.error(f"unknown name {key!r}", remedy(key, keys))
@@ -70,7 +70,7 @@ class Field:
         return self.value
 
     def number(self) -> Number:
-        """A finite integer or real, kept as which it is."""
+        """A finite integer or real, in its own type."""
         if not is_number(self.value) or not isinstance(self.value, (int, float)):
             self._refuse("a finite number")
         return self.value
@@ -120,13 +120,13 @@ def read_json(path: Path) -> Field:
 
 
 class _DuplicateError(ValueError):
-    """An object names the same thing twice; json would keep the last in silence."""
+    """An object names the same thing twice; json would silently use the last."""
 
 
 def _no_duplicates(pairs: Iterable[tuple[str, object]]) -> dict[str, object]:
     result: dict[str, object] = {}
     for key, value in pairs:
         if key in result:
-            raise _DuplicateError(f"the name {key!r} stands twice in one object")
+            raise _DuplicateError(f"the name {key!r} occurs twice in one object")
         result[key] = value
     return result

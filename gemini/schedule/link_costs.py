@@ -1,7 +1,7 @@
 """Link costs: the time to move a tensor from one device to another.
 
 A link is a latency and a bandwidth, one for all pairs or a matrix `[from][to]`. Times are in the unit of the
-spans, bandwidth in bytes a unit of time. Work that stays on its devices moves nothing.
+spans, bandwidth in bytes per unit of time. Work that stays on its devices moves nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Table = Number | tuple[tuple[Number, ...], ...]
 
 @dataclass(frozen=True)
 class Links:
-    """Latency and bandwidth between devices; a bandwidth of 0 means that size does not matter."""
+    """Latency and bandwidth between devices; a bandwidth of 0 ignores the size."""
 
     latency: Table = 0
     bandwidth: Table = 0
@@ -36,7 +36,7 @@ class Links:
             if isinstance(table, tuple) and any(len(row) != len(table) for row in table):
                 raise PlacementError(
                     f"{name} has rows of {sorted({len(row) for row in table})} entries for {len(table)} devices\n"
-                    "    → give one row a device and one entry a device in each"
+                    "    → give one row per device and one entry per device in each row"
                 )
 
     def check(self, ndevs: int) -> Links:
@@ -45,7 +45,7 @@ class Links:
             if isinstance(table, tuple) and len(table) != ndevs:
                 raise PlacementError(
                     f"{name} between {len(table)} devices for a plan on {ndevs}\n"
-                    "    → give one number, or one row a device and one entry a device in each"
+                    "    → give one number, or one row per device and one entry per device in each row"
                 )
         return self
 

@@ -6,8 +6,8 @@ A schedule is in its steady state while every block that starts has a twin one k
     time   0        t0    t0+L   t0+2L         t1       end
            │warm-up │kernel│kernel│ …   kernel │cool-down│
 
-This looks only at the blocks and their times, so that it holds for composed plans, for known schedules written
-down by their rules, and for plans that came from a file or from another tool.
+The analysis reads only the blocks and their times, so it applies to composed plans, to schedules of the library,
+and to plans loaded from a file or from another tool.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def find_phases(plan: SchedPlan) -> Phases | None:
 
 
 class _Search:
-    """The start times of a plan, laid out for looking up twins and counting what starts in a window."""
+    """The start times of a plan, indexed for finding twins and counting the starts in a window."""
 
     def __init__(self, plan: SchedPlan) -> None:
         self.starts = {(block.gid or 0, block.mid): plan.step(block) for block in plan.all_blocks()}
@@ -67,7 +67,7 @@ class _Search:
         self.slack = _ROUNDING * max(1.0, float(self.end))
 
     def commonest_distance(self, nmicros: int) -> Number | None:
-        """The time between a block and its twin `nmicros` micro-batches later that is seen most often."""
+        """The most frequent time between a block and its twin `nmicros` micro-batches later."""
         seen: Counter[float] = Counter()
         for (gid, mid), start in self.starts.items():
             later = self.starts.get((gid, mid + nmicros))

@@ -1,10 +1,10 @@
-"""Placements from JSON files: ours, or a short form that is easy to write by hand.
+"""Placement files: JSON as written by `save`, or a short form that is easy to write by hand.
 
     {"ndevs": 2, "blocks": [
       {"id": 0, "type": "forward",  "span": 1, "memory": 1,  "devices": [0], "after": []},
       {"id": 1, "type": "backward", "span": 2, "memory": -1, "devices": [0, 1], "after": [0]}]}
 
-A block may also give its `stage` and `bytes` (one number for each entry of `after`), the file `links` with a latency
+A block may also have its `stage` and `bytes` (one number for each entry of `after`), the file `links` with a latency
 and a bandwidth, and a file may hold several placements by name: {"vshape/4/train": {"ndevs": …}, …}.
 """
 
@@ -23,9 +23,9 @@ _KEYS = ("id", "type", "span", "memory", "devices", "after", "stage", "bytes")
 
 
 def load_placement(path: str | Path, name: str | None = None) -> SchedPlan:
-    """The placement in a file; `name` chooses one where the file holds several.
+    """Return the placement in a file; `name` selects one of several.
 
-    Of a schedule that was saved with its placement, the placement is taken.
+    For a schedule saved with its placement, return that placement.
     """
     root = read_json(Path(path))
     if "format" in root and root["format"].value == FORMAT:

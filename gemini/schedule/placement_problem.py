@@ -1,8 +1,8 @@
-"""A placement as numbers: what every search method works on.
+"""Placement problem: the numeric form of a placement, the input of every search method.
 
 Blocks become indices (their `gid`), times become integers. Integer spans stay as they are; decimals such as 0.25 are
-scaled exactly; any other real is rounded *up* to a grid so fine (10⁻⁹ of the work) that the loss is below what a
-clock can show. A schedule of the integers is therefore always a schedule of the reals.
+scaled exactly; any other real is rounded *up* to a grid so fine (10⁻⁹ of the work) that the loss is below the
+resolution of a clock. A schedule of the integers is therefore always a schedule of the reals.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class PlacementProblem:
         return exact.numerator if exact.denominator == 1 else float(exact)
 
     def longest_paths(self, source: int) -> dict[int, int]:
-        """For every block that `source` leads to, the least time from the start of `source` to its start."""
+        """For every block reachable from `source`, the least time from the start of `source` to its start."""
         reach = {source: 0}
         for block in self.topological:
             at = reach.get(block)
@@ -151,7 +151,7 @@ class PlacementProblem:
         )
 
     def single(self) -> PlacementProblem:
-        """The problem of one micro-batch, of which this is `copies` times."""
+        """The problem of one micro-batch, of which this one has `copies` copies."""
         if self.copies == 1:
             return self
         size = self.nblocks // self.copies
@@ -203,7 +203,7 @@ def number_blocks(placement: SchedPlan) -> SchedPlan:
     if len({block.mid for block in blocks}) > 1:
         raise PlacementError(
             f"the placement has blocks of {placement.nmicros} micro-batches\n"
-            "    → give the blocks of one micro-batch; the composer makes the others"
+            "    → give the blocks of one micro-batch; the composer copies them for the rest"
         )
     outside = sorted({str(prev) for block in blocks for prev in block.before if prev not in placement})
     if outside:
@@ -264,7 +264,7 @@ def make_problem(placement: SchedPlan, limits: Sequence[Number] | None, links: L
     if any(taken < 0 for taken in memory):
         _check_balance(blocks, devices, caps)
     else:
-        # Forward only: nothing is ever given back, so a limit can only mean what a single block may take.
+        # Forward only: nothing is ever released, so a limit applies to the memory of a single block.
         _check_blocks_fit(blocks, devices, caps)
         caps = (math.inf,) * placement.ndevs
     return PlacementProblem(
@@ -291,14 +291,14 @@ def _check_blocks_fit(blocks: Sequence[Block], devices: Sequence[tuple[int, ...]
 
 
 def _check_balance(blocks: Sequence[Block], devices: Sequence[tuple[int, ...]], caps: Sequence[float]) -> None:
-    """A steady state needs every micro-batch to give back, on each limited device, exactly what it took there."""
+    """Require every micro-batch to release on each limited device exactly the memory that it allocated there."""
     faults = []
     for dev, cap in enumerate(caps):
         here = [block for block, where in zip(blocks, devices) if dev in where and block.memory]
         kept = sum(block.memory for block in here)
         if math.isfinite(cap) and abs(kept) > MEMORY_TOLERANCE * max(1.0, sum(abs(block.memory) for block in here)):
             names = ", ".join(map(str, here[:12]))
-            verb = f"keeps {kept:g}" if kept > 0 else f"gives back {-kept:g} more than it takes"
+            verb = f"keeps {kept:g}" if kept > 0 else f"releases {-kept:g} more than it allocates"
             faults.append(
                 Fault(
                     f"each micro-batch {verb} on device {dev} (blocks {names}), so no limit such as {cap:g} is enough"

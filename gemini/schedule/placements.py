@@ -1,6 +1,6 @@
 """Placements by name: how one micro-batch runs through the devices, for any number of them.
 
-A shape says which stages there are, on which devices, and which follows which; the backward pass mirrors the
+A shape defines the stages, their devices and their dependencies; the backward pass mirrors the
 forward. With four devices (rows) and time to the right:
 
     vshape            xshape            mshape               kshape
@@ -38,7 +38,7 @@ PerStage = Number | Sequence[Number]
 
 @dataclass(frozen=True)
 class Stage:
-    """A part of the model: where it runs, after which stages; its backward is `None` where it learns nothing."""
+    """A part of the model: where it runs, after which stages; its backward is `None` if it is not trained."""
 
     devices: tuple[int, ...]
     after: tuple[int, ...] = ()
@@ -123,7 +123,7 @@ PLACEMENTS: dict[str, Shape] = {
         admits=lambda ndevs: ndevs >= 2 and ndevs % 2 == 0,
     ),
     "nnshape": Shape(
-        "two embeddings over all devices, the second half way, as in encoder-decoder models",
+        "two embeddings over all devices, the second one midway, as in encoder-decoder models",
         lambda n, _: _two_embeddings(n, n // 2),
         counts="2, 3, 4, …",
         admits=lambda ndevs: ndevs >= 2,
@@ -174,11 +174,11 @@ def placement(
 ) -> SchedPlan:
     """The blocks of one micro-batch for a shape of `PLACEMENTS` on `ndevs` devices; forward only unless `train`.
 
-    `split` makes two blocks of each backward: the input gradient, which the stage before waits for, and the weight
-    gradient, on which nothing depends. Spans and memory are the shape's own unless given, one number for all stages
-    (for memory: all that hold any) or one per stage. Memory is taken by the forward and given back by the backward,
-    or half by the input gradient and half by the weight gradient (`input_release` is the former's share).
-    `nbytes` travel along every edge.
+    `split` makes two blocks of each backward: the input gradient, which the previous stage waits for, and the weight
+    gradient, on which nothing depends. Spans and memory default to those of the shape; pass one number for all stages
+    (for memory: all that hold any) or one per stage. The forward allocates memory and the backward releases it, or
+    half is released by the input gradient and half by the weight gradient (`input_release` is the former's share).
+    `nbytes` are transferred along every edge.
     """
     shape = _shape(name, ndevs)
     stages = shape.stages(ndevs, _chunks(name, shape, chunks))
@@ -218,7 +218,7 @@ def placement(
 
 
 def _mirror(stages: list[Stage], forwards: list[Block], gradients: dict[int, Block], nbytes: Number) -> None:
-    """Gradients flow along the forward edges the other way; where a flow ends, its backward begins."""
+    """Add the backward blocks: gradients flow along the forward edges in reverse, from the end of each flow."""
     last = set(range(len(stages))) - {prev for stage in stages for prev in stage.after}
     for index, block in gradients.items():
         if index in last:
@@ -264,7 +264,7 @@ def _stage_memory(memory: PerStage | None, stages: list[Stage], train: bool) -> 
     kept = [index for index, stage in enumerate(stages) if train and stage.backward is None and held[index]]
     if kept:
         raise PlacementError(
-            f"stages {kept} take memory but have no backward to give it back\n    → give 0 as the memory of these"
+            f"stages {kept} take memory but have no backward to release it\n    → give 0 as the memory of these"
         )
     return held
 

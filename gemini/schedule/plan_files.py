@@ -1,4 +1,4 @@
-"""Plans as JSON files that lose nothing.
+"""Plan files: lossless JSON.
 
     {"format": "gemini.schedule", "version": 1, "ndevs": 4,
      "links": {"latency": 0, "bandwidth": 0}, "memory": null, "pattern": null, "proof": null, "placement": null,
@@ -7,10 +7,10 @@
        "devices": [0], "start": 0, "after": []},
       …]}
 
-Blocks are listed in the order they were added, `after` holds positions in that list, and `bytes` (where anything
-travels) what each of those edges carries. `memory` has one limit a device, `null` for none. Integers stay integers
-and reals stay reals. A file is written beside its place and moved there at the end, so that a failure leaves the
-old one as it was.
+Blocks are listed in the order they were added, `after` holds positions in that list, and `bytes` (if anything is
+transferred) the size of each of those transfers. `memory` has one limit per device, `null` for none. Integers stay
+integers and reals stay reals. A file is written to a temporary path and renamed at the end, so a failure leaves the
+old file unchanged.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _BLOCK_KEYS = ("mid", "gid", "stage", "type", "span", "memory", "devices", "star
 
 
 def save(plan: SchedPlan, path: Path) -> Path:
-    """Write `plan` to `path`; the file is whole or not there."""
+    """Write `plan` to `path` atomically."""
     document = {"format": FORMAT, "version": VERSION, **to_dict(plan)}
     path = Path(path)
     write_whole(path, _dump(document) + "\n")
@@ -86,7 +86,7 @@ def _block_list(plan: SchedPlan) -> list[dict[str, object]]:
         if strangers:
             raise ScheduleError(
                 f"block {block} depends on {', '.join(map(str, strangers))}, not in the plan\n"
-                "    → add the missing block to the plan, or take the dependency out"
+                "    → add the missing block to the plan, or remove the dependency"
             )
         entry: dict[str, object] = {
             "mid": block.mid,
@@ -106,7 +106,7 @@ def _block_list(plan: SchedPlan) -> list[dict[str, object]]:
 
 
 def _dump(document: Mapping[str, object], indent: str = "") -> str:
-    """JSON with one line a key and one line a block: readable, and small differences stay small."""
+    """JSON with one line per key and one line per block: readable, with small diffs."""
     lines = []
     for key, value in document.items():
         if key == "blocks" and isinstance(value, list) and value:
@@ -128,9 +128,9 @@ def from_field(root: Field) -> SchedPlan:
     form = root.get("format", None)
     if form.value != FORMAT:
         raise root.error(
-            f"not a schedule of ours (format {form.value!r})"
+            f"not a gemini schedule (format {form.value!r})"
             if form.value is not None
-            else "not a schedule of ours (no format)",
+            else "not a gemini schedule (no format)",
             "give a file that SchedPlan.save wrote; placements in the short form load with load_placement",
         )
     version = root["version"].integer()

@@ -49,7 +49,7 @@ def compare(plan: SchedPlan, name: str = "composed") -> list[Figures]:
     placement = plan.placement
     if placement is None:
         raise ScheduleError(
-            "this plan does not say which placement it is for, so nothing can be compared with it\n"
+            "this plan has no placement, so no other schedule can be compared with it\n"
             "    → compose it, or set plan.placement to the blocks of one micro-batch"
         )
     for known in library_for(placement, plan.nmicros):

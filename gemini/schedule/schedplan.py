@@ -1,7 +1,7 @@
 """A plan: which block starts when, on which devices.
 
 The same class is a *placement* (the blocks of one micro-batch, in any feasible order) and a *schedule* (all
-micro-batches). A schedule that was composed also knows its `pattern`, the steady state it repeats, so that it
+micro-batches). A composed schedule also has its `pattern`, the steady state it repeats, so that it
 unrolls to any number of micro-batches:
 
     device 0   F0 F1 F2 F3 │B0 . F4│B1 . F5│ B2 …
@@ -30,7 +30,7 @@ class Pattern:
     """A steady state: block `gid` of micro-batch `q * nmicros + r` starts at `starts[r][gid] + q * length`.
 
     `nmicros` micro-batches make one kernel of `length`; the period (time per micro-batch) is their quotient. A `rigid`
-    pattern is kept to the moment when it is unrolled; otherwise blocks start earlier where warm-up and cool-down allow.
+    pattern is unrolled with its exact times; otherwise blocks start earlier where warm-up and cool-down allow.
     """
 
     length: Number
@@ -92,7 +92,7 @@ class SchedPlan:
         self.proof: Proof | None = None
         self._starts: dict[Block, Number] = {}
         self._devices: dict[Block, tuple[int, ...]] = {}
-        self._rows: tuple[list[Block], list[list[Block]]] | None = None  # all by time, and by device; made when asked
+        self._rows: tuple[list[Block], list[list[Block]]] | None = None  # all by time, and by device; cached
 
     # ---------------------------------------------------------------- building
 
@@ -121,7 +121,7 @@ class SchedPlan:
         """
         if len(blocks) != len(devices):
             raise PlacementError(
-                f"{len(blocks)} blocks for {len(devices)} device entries\n    → give one entry a block (any for None)"
+                f"{len(blocks)} blocks for {len(devices)} device entries\n    → give one entry per block (any for None)"
             )
         step: Number = 0
         chain: list[tuple[Block, tuple[int, ...], Number]] = []
@@ -131,7 +131,7 @@ class SchedPlan:
                 continue
             chain.append((block, self._check_devices(block, where), self._join_start(block, step)))
             step = chain[-1][2] + block.span
-        # Nothing was added so far: a fault in the middle of the chain leaves the plan as it was.
+        # All checks precede all additions: an error in the middle of the chain leaves the plan unchanged.
         for block, where, step in chain:
             if block not in self._starts:
                 self.add_block(block, where, step)
@@ -167,8 +167,8 @@ class SchedPlan:
         return at
 
     def _guess_stage(self, block: Block, devices: tuple[int, ...]) -> int:
-        """Forward blocks are stages in the order they come; a gradient belongs to the latest forward on its
-        devices that has no such gradient yet (backward runs the stages the other way round)."""
+        """Forward blocks are stages in the order of adding; a gradient belongs to the latest forward on its
+        devices that has no such gradient yet (backward runs the stages in reverse)."""
         same_micro = [other for other in self._starts if other.mid == block.mid and other is not block]
         taken = [other.stage for other in same_micro if other.btype == block.btype]
         if block.btype in (BACKWARD, INPUT_GRADIENT, WEIGHT_GRADIENT):
@@ -258,9 +258,9 @@ class SchedPlan:
 
     @property
     def keeps_memory(self) -> bool:
-        """Whether what a block takes stays taken until another gives it back.
+        """Whether the memory of a block stays allocated until another block releases it.
 
-        Where the placement never gives anything back (inference), a block has its memory only while it runs.
+        If the placement never releases memory (inference), a block has its memory only while it runs.
         """
         return self.placement is None or any(block.memory < 0 for block in self.placement)
 
@@ -283,7 +283,7 @@ class SchedPlan:
         return max([0, *(held for _, held in self.memory_curve(devid))])
 
     def delay(self, prev: Block, next: Block) -> Number:
-        """How long after the end of `prev` its result is there for `next`."""
+        """The delay from the end of `prev` until its result is available to `next`."""
         return self.links.delay(self._devices[prev], self._devices[next], next.nbytes.get(prev, 0))
 
     @property
@@ -302,7 +302,7 @@ class SchedPlan:
     # ---------------------------------------------------------------- deriving
 
     def copy(self, mid: int | None = None) -> SchedPlan:
-        """The same plan with blocks of its own; `mid` renumbers a one-micro-batch plan."""
+        """A copy of the plan with its own blocks; `mid` renumbers a one-micro-batch plan."""
         if mid is not None and self.nmicros > 1:
             raise PlacementError(
                 f"a plan of {self.nmicros} micro-batches cannot all be micro-batch {mid}\n"
@@ -384,7 +384,7 @@ class SchedPlan:
         plan = SchedPlan(self.ndevs)
         plan.links, plan.memory, plan.placement = self.links, self.memory, self.placement
         plan.pattern, plan.proof = self.pattern, self.proof
-        # In the order of this plan, whatever that of `starts`: copies list their blocks as the original does.
+        # In the order of this plan, not of `starts`: copies list their blocks as the original does.
         twins = {block: block.like(block.mid if mid is None else mid) for block in self._starts if block in starts}
         for block, twin in twins.items():
             plan.add_block(twin, self._devices[block], starts[block])
@@ -398,7 +398,7 @@ class SchedPlan:
 
 
 def connect(twins: dict[Block, Block]) -> None:
-    """Give copies the dependencies that their originals have among each other."""
+    """Copy the dependencies among the originals to their copies."""
     for block, twin in twins.items():
         for prev in block.before:
             if prev in twins:

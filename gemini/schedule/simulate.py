@@ -1,8 +1,8 @@
-"""Simulation: a plan executed with other times than it was made for.
+"""Simulation: execution of a plan with different times than planned.
 
-Devices act as the runtime does: each takes its blocks in the planned order and starts one as soon as all its
-devices are free and all it depends on has arrived. Spans, links and jitter may be others than the plan's, so times
-follow from them; orders that cannot be kept end in a deadlock, which the report explains:
+Devices act as the runtime does: each runs its blocks in the planned order and starts one as soon as all its
+devices are free and its inputs have arrived. Spans, links and jitter may differ from the plan and determine the
+times; orders that cannot be executed end in a deadlock, which the report explains:
 
     dev 0   1B0 …      waits for 1F0
     dev 1   1F0 …      waits for 0F0, which device 0 has after 1B0
@@ -39,9 +39,9 @@ class Wait:
 
 @dataclass(frozen=True)
 class Simulation:
-    """How a plan ran: times of every block, and what follows from them for each device.
+    """The result of a simulation: the times of every block, and figures per device.
 
-    `idle` and `peak_memory` have one entry a device. In a deadlock `deadlock` holds the blocks that wait for each
+    `idle` and `peak_memory` have one entry per device. In a deadlock `deadlock` holds the blocks that wait for each
     other, each for the next and the last for the first, and the figures are those up to that point.
     """
 
@@ -102,10 +102,10 @@ def simulate(
     jitter: float = 0.0,
     seed: int = 0,
 ) -> Simulation:
-    """Run `plan` in its order and report what comes out.
+    """Run `plan` in its order and return a report.
 
-    `spans` gives other times: a function of the block, or a mapping by `gid` or by type; blocks it does not name
-    keep theirs. `jitter` lets every span and every transfer vary at random by up to that share of itself.
+    `spans` overrides times: a function of the block, or a mapping by `gid` or by type; blocks not in it use their own.
+    `jitter` varies every span and every transfer at random by up to that share of itself.
     """
     links = (plan.links if links is None else links).check(plan.ndevs)
     if not 0 <= jitter < 1:
@@ -124,7 +124,7 @@ def simulate(
     for block in order:
         for dev in plan.device(block):
             rows[dev].append(block)
-    # Drawn beforehand, in plan order, so that a seed means the same whatever the times.
+    # All random numbers are generated first, in plan order, so that a seed has the same effect for any times.
     delays = {(prev, block): travel(prev, block) for block in order for prev in block.before if prev in plan}
     times = _execute(plan, rows, actual, delays)
     makespan = max((end for _, end in times.values()), default=0)
@@ -199,7 +199,7 @@ def _peak(row: list[Block], times: Mapping[Block, tuple[Number, Number]], keeps:
 
 
 def _circle(plan: SchedPlan, rows: list[list[Block]], times: Mapping[Block, tuple[Number, Number]]) -> tuple[Wait, ...]:
-    """Blocks that wait each for the next: follow what a stuck block waits for until one comes again."""
+    """Return a cycle of waiting blocks: follow the waits from a stuck block until one repeats."""
     ahead: dict[Block, tuple[Block, int]] = {}
     for dev, row in enumerate(rows):
         left = [block for block in row if block not in times]

@@ -5,8 +5,8 @@
     dev 1     . 1F0 1B0 ─── 1F1 1B1      .   the device is idle
                                          !0F1   a marked block;  0F0+0F1   two blocks at once
 
-Where all times are multiples of one unit a column is that unit; otherwise a column begins at every event. What
-does not fit is left out and said so.
+Where all times are multiples of one unit a column is that unit; otherwise a column begins at every event. Omitted
+columns and rows are counted below the grid.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MARK = "!"
 GOES_ON = "───"
 CUT = " …"
 _SAME = 1e-9  # relative distance below which two times are one event
-_MAX_UNITS_AN_EVENT = 4  # columns of equal width pay off up to this many columns an event
+_MAX_UNITS_AN_EVENT = 4  # columns of equal width are used up to this many columns per event
 _MAX_DENOMINATOR = 1000
 
 
@@ -40,7 +40,7 @@ def grid(
 ) -> str:
     """The plan as a device × time table, at most `width` characters wide (default: the terminal's).
 
-    Blocks in `marks` carry a `!`, and where not all fits, what is shown is where they begin.
+    Blocks in `marks` carry a `!`; if not everything fits, the columns around their starts are shown.
     """
     marked = {block for block in marks if block in plan}
     if not len(plan):
@@ -65,7 +65,7 @@ def grid(
 
 
 def format_time(value: Number) -> str:
-    """A time as short as it can be without misleading: integers as they are, reals to five digits or whole."""
+    """Format a time briefly: integers unchanged, reals to five digits or as whole numbers."""
     return f"{value:.5g}" if isinstance(value, float) and abs(value) < 1e5 else f"{value:.0f}"
 
 
@@ -96,7 +96,7 @@ def _columns(plan: SchedPlan) -> list[Number]:
 
 
 def _events(plan: SchedPlan) -> list[Number]:
-    """All starts and ends, and 0, those that differ only by rounding merged."""
+    """All starts and ends, and 0, merging those that differ only by rounding."""
     times: set[Number] = {0}
     for block in plan:
         times.update((plan.step(block), plan.step(block) + block.span))
@@ -117,7 +117,7 @@ def _plain(value: Fraction) -> Number:
 
 @dataclass
 class _Cell:
-    """What one device does in one column."""
+    """The blocks of one device in one column."""
 
     names: list[str]
     starts: bool
@@ -127,7 +127,7 @@ class _Cell:
 
 
 def _cells(plan: SchedPlan, columns: list[Number], rows: list[int], marked: set[Block]) -> list[dict[int, str]]:
-    """Text of every busy cell, a row a device, by column."""
+    """Text of every busy cell by column, one row per device."""
     slack = _SAME * plan.nsteps
     table: dict[int, dict[int, _Cell]] = {dev: {} for dev in rows}
     for block in plan.all_blocks():

@@ -1,8 +1,8 @@
-"""A composed schedule for any number of micro-batches.
+"""Unrolling: a composed schedule for any number of micro-batches.
 
-All that is needed is in the plan: placement, memory, links and the steady state. So composing for N micro-batches and
-unrolling to N are the same thing, done here. The search works in integer time; the times of the plan come from a last
-pass in the placement's own numbers, in which every block starts as soon as its device and its inputs allow.
+The plan holds all inputs: placement, memory, links and the steady state. So composing for N micro-batches and
+unrolling to N are the same operation. The search works in integer time; a last pass computes the times of the plan
+in the placement's own numbers, in which every block starts as soon as its device and its inputs allow.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ def unroll(plan: SchedPlan, nmicros: int) -> SchedPlan:
         unrolled = build_plan(plan, placement, real_times(placement, plan, ramp.listing.starts))
         bound = problem.real(ramp.bound)
     if plan.proof is not None:
-        # Sums of reals round: the makespan that is equal to the bound in exact time may come out a hair below it.
+        # Sums of reals round: the makespan that is equal to the bound in exact time may be slightly below it.
         bound = None if bound is None else min(bound, unrolled.nsteps)
         unrolled.proof = replace(plan.proof, makespan=unrolled.nsteps, makespan_bound=bound)
     return unrolled
 
 
 def _library_starts(placement: SchedPlan, nmicros: int) -> Iterator[list[list[Number]]]:
-    """The known schedules that run on this placement: a composed plan is to be no worse than any of them."""
+    """The known schedules that run on this placement: a composed plan must not be worse than any of them."""
     from gemini.schedule.library import library_for, library_on
 
     for name in library_for(placement):

@@ -11,13 +11,13 @@ from gemini.schedule.schedplan import SchedPlan
 
 
 def load_user_plan(path: Path, nworkers: int, micro_batches: int) -> SchedPlan:
-    """The plan of a file. Raises ArtifactError where it cannot be read, and InvalidPlanError where it breaks a rule
-    (it deadlocks, it takes more memory than it says) or is for other workers or micro-batches than these."""
+    """Read a plan file. Raises ArtifactError if it cannot be read, and InvalidPlanError if it breaks a rule (a
+    deadlock, memory above its limits) or is for a different number of workers or micro-batches."""
     plan = SchedPlan.load(path)
     if plan.ndevs != nworkers:
         raise InvalidPlanError(
             f"{path} is a plan for {plan.ndevs} workers, there are {nworkers}\n"
-            "    → ask for as many workers, or compose a plan for these"
+            "    → request as many workers, or compose a plan for these"
         )
     count = plan.nmicros * replicas(plan)
     if count != micro_batches:

@@ -28,7 +28,7 @@ _MAX_LISTED = 20
 
 @dataclass(frozen=True)
 class PlanFault:
-    """One broken rule: which (`times`, `dependencies`, `exclusivity`, `memory`, `completeness`), how, by whom."""
+    """One broken rule: which (`times`, `dependencies`, `exclusivity`, `memory`, `completeness`), how, which blocks."""
 
     rule: str
     what: str
@@ -39,9 +39,9 @@ class PlanFault:
 
 
 def validate(plan: SchedPlan, memory: Number | Sequence[Number] | None = None) -> None:
-    """Raise `InvalidPlanError` with every fault and the marked grid, unless the plan keeps all rules.
+    """Raise `InvalidPlanError` with every fault and the marked grid, unless the plan satisfies all rules.
 
-    `memory` limits all devices alike or each its own; by default the limits the plan was made for hold.
+    `memory` is one limit for all devices or one per device; the default is the limits the plan was made for.
     """
     faults = find_faults(plan, memory)
     if not faults:
@@ -56,7 +56,7 @@ def validate(plan: SchedPlan, memory: Number | Sequence[Number] | None = None) -
 
 
 def find_faults(plan: SchedPlan, memory: Number | Sequence[Number] | None = None) -> list[PlanFault]:
-    """Every rule that the plan breaks, none where it is valid."""
+    """Return every fault of the plan; none if it is valid."""
     limits = memory_limits(plan, memory)
     plan.links.check(plan.ndevs)
     broken = list(_times(plan))
@@ -66,7 +66,7 @@ def find_faults(plan: SchedPlan, memory: Number | Sequence[Number] | None = None
 
 
 def memory_limits(plan: SchedPlan, memory: Number | Sequence[Number] | None) -> tuple[Number, ...] | None:
-    """One limit per device, from one number, a sequence, or what the plan was made for."""
+    """One limit per device, from one number, a sequence, or the limits of the plan."""
     memory = plan.memory if memory is None else memory
     if memory is None:
         return None
@@ -139,7 +139,7 @@ def _memory(plan: SchedPlan, limits: tuple[Number, ...] | None) -> Iterator[Plan
     for dev, blocks in enumerate(_by_device(plan)):
         now: Number = 0
         over = False
-        scale = sum(abs(block.memory) for block in blocks)  # rounding grows with what was added up
+        scale = sum(abs(block.memory) for block in blocks)  # the rounding error grows with the sum
         for block in blocks:
             now = now + block.memory if keeps else block.memory
             was_over, over = over, _exceeds(now, limits[dev], scale)
@@ -172,7 +172,7 @@ def _completeness(plan: SchedPlan) -> Iterator[PlanFault]:
 def _model(
     plan: SchedPlan, micros: dict[int, dict[int | None, Block]]
 ) -> tuple[dict[int | None, tuple[Block, tuple[int, ...]]], str]:
-    """What every micro-batch should look like: the placement, or the micro-batch with most blocks."""
+    """The reference for every micro-batch: the placement, or the micro-batch with the most blocks."""
     if plan.placement is not None:
         placement = plan.placement
         return {block.gid: (block, placement.device(block)) for block in placement}, "the placement"

@@ -105,7 +105,7 @@ def test_bad_files_say_what_is_wrong(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match=r"plan\.json: line \d+"):
         load_trace(path)
     path.write_text(json.dumps({"traceEvents": []}))
-    with pytest.raises(ArtifactError, match="not a trace of a schedule of ours"):
+    with pytest.raises(ArtifactError, match="not a trace of a gemini schedule"):
         load_trace(path)
     document = json.loads(text)
     document["traceEvents"] = [

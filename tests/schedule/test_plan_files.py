@@ -98,8 +98,8 @@ def edited(tmp_path, change):
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        (lambda d: d.pop("format"), "not a schedule of ours"),
-        (lambda d: d.update(format="other"), "not a schedule of ours"),
+        (lambda d: d.pop("format"), "not a gemini schedule"),
+        (lambda d: d.update(format="other"), "not a gemini schedule"),
         (lambda d: d.update(version=99), "version: version 99, and this release reads version 1"),
         (lambda d: d.pop("ndevs"), "'ndevs' is missing"),
         (lambda d: d.update(ndevs=True), "ndevs: true is not an integer"),
@@ -138,7 +138,7 @@ def test_an_edited_file_says_what_is_wrong_and_where(tmp_path, change, text):
         (b"[]", "is not an object with names"),
         (b"null", "is not an object with names"),
         (b"\xff\xfe\x00", "not a text file"),
-        (b'{"format": 1, "format": 2}', "'format' stands twice"),
+        (b'{"format": 1, "format": 2}', "'format' occurs twice"),
         (b'{"format": "gemini.schedule", "version": 1, "ndevs": NaN}', "NaN is not an integer"),
         (b"[" * 100_000, "recursion|nested"),
         (b"1" * 10_000, "integer string conversion|is not an object"),

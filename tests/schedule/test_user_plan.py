@@ -47,7 +47,7 @@ def test_a_composed_plan_can_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("plan", "text"),
     [
-        (library("1f1b", 3, 4), "is a plan for 3 workers, there are 2\n    → ask for as many workers"),
+        (library("1f1b", 3, 4), "is a plan for 3 workers, there are 2\n    → request as many workers"),
         (library("1f1b", 2, 6), "is a plan for 6 micro-batches, a step has 4\n    → accum_degree=6"),
         (spread(), "has blocks on several workers at once\n    → "),
         (deadlocked(), "cannot run: the plan has .*\n.*dependencies: "),

@@ -18,8 +18,8 @@ def draw(plan: SchedPlan, path: str | Path, *, title: str | None = None) -> Path
     """Draw `plan` into `path`; its suffix chooses the format (`SUFFIXES`).
 
     Devices are rows, colours are micro-batches, light is forward, middle is backward and dark is weight gradient.
-    Below each row runs the memory of the device with its limit; idle time is hatched; warm-up, repetend and
-    cool-down stand above.
+    The memory of the device with its limit is below each row; idle time is hatched; warm-up, repetend and
+    cool-down are labelled above.
     """
     suffix = check_suffix(path)
     picture = timeline(plan, title)
@@ -36,7 +36,7 @@ def draw(plan: SchedPlan, path: str | Path, *, title: str | None = None) -> Path
 
 
 def check_suffix(path: str | Path) -> str:
-    """The suffix of `path` if pictures can have it, else an error that lists those that can."""
+    """The suffix of `path` if pictures can have it, else raise an error that lists the valid ones."""
     suffix = Path(path).suffix.lower()
     if suffix not in SUFFIXES:
         raise ScheduleError(

@@ -5,7 +5,7 @@
                │ ▁▂▃▂▁ ---  memory with its limit           (height MEMORY)
         row 1  …
 
-All is laid out in inches first, so that text is only put where it fits. Blocks of a kind go into one collection:
+The layout is in inches, so that text is only placed where it fits. Blocks of a kind go into one collection:
 a plan of ten thousand blocks takes about as long as one of ten.
 """
 
@@ -30,7 +30,7 @@ Corners = list[tuple[float, float]]
 
 
 def render_figure(picture: Timeline, form: str, axis_width: float | None = None) -> bytes:
-    """The picture as PNG, SVG or PDF; the width of its time axis, in inches, is chosen unless it is given."""
+    """The picture as PNG, SVG or PDF; the width of its time axis, in inches, is chosen if not set."""
     try:
         import matplotlib
         from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -163,7 +163,7 @@ def _steps(row: Row, end: float, floor: float, scale: float) -> Corners:
     return [*points, (end, height), (end, floor)]
 
 
-# ---------------------------------------------------------------- what stands around them
+# ---------------------------------------------------------------- surroundings of the rows
 
 
 def _phases(axes: Axes, picture: Timeline, layout: Layout) -> None:
@@ -193,7 +193,7 @@ def _phases(axes: Axes, picture: Timeline, layout: Layout) -> None:
 
 
 def _phase_texts(name: str, picture: Timeline) -> list[str]:
-    """What to write into a phase, longest first."""
+    """Candidate labels of a phase, longest first."""
     phases = picture.phases
     if name != "steady state" or phases is None:
         return [name]

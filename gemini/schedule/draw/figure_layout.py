@@ -1,4 +1,4 @@
-"""Where things stand in the figure of a schedule, in inches.
+"""Figure layout: sizes and positions in the figure of a schedule, in inches.
 
 ┌─ left ─┬────────── axis_width ──────────┬ right ┐
 │        │ title, figures                 │       │
@@ -80,7 +80,7 @@ class Layout:
         return self.strip_height + row * self.pitch
 
     def floor_of(self, row: int) -> float:
-        """Where the memory of a row stands on."""
+        """The baseline of the memory curve of a row."""
         return self.top_of(row) + self.bar + self.gap + self.memory
 
     def label(self, block: Block) -> str:
@@ -100,7 +100,7 @@ def text_width(text: str, size: float) -> float:
 
 
 def lay_out(picture: Timeline, axis_width: float | None = None) -> Layout:
-    """Choose sizes for this many rows and blocks; the width of the time axis may be given, to compare pictures."""
+    """Choose sizes for this many rows and blocks; the width of the time axis may be fixed, to compare pictures."""
     rows = len(picture.rows)
     spans = sorted(float(block.span) for block in picture.plan) or [1.0]
     typical, end = spans[len(spans) // 5], float(picture.end) or 1.0  # four of five blocks are as wide or wider

@@ -1,8 +1,7 @@
-"""A schedule as one page of HTML: everything inside, nothing loaded, readable in light and dark.
+"""A schedule as one page of HTML: self-contained, for light and dark mode.
 
-The page holds the plan as data and draws it on a canvas, of which only the part in view costs time; so it stays
-smooth with tens of thousands of blocks. `assets/paint.js` draws, `assets/control.js` answers mouse
-and keys.
+The page holds the plan as data and draws only the visible part of it on a canvas, so it stays
+smooth with tens of thousands of blocks. `assets/paint.js` draws, `assets/control.js` handles mouse and keys.
 """
 
 from __future__ import annotations
@@ -65,7 +64,7 @@ def render_page(picture: Timeline) -> str:
 
 
 def _as_script(value: object) -> str:
-    """JSON that cannot end the script element it stands in, whatever names users gave."""
+    """Return JSON that cannot end the enclosing script element, whatever names it contains."""
     text = json.dumps(value, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
 

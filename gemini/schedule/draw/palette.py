@@ -1,8 +1,8 @@
 """The colours of schedule pictures.
 
-The hue says which micro-batch (eight hues in turn), the lightness says which kind of work, so that kinds stay apart
-in grey. Micro-batches next to each other stay apart for colour-blind readers: without red and green the order is
-blue, yellow, grey, over and over. Made in OKLCH with lightness .87, .70 and .47.
+The hue encodes the micro-batch (eight hues in turn), the lightness the kind of work, so that kinds are
+distinguishable in grey. Neighbouring micro-batches are distinguishable for colour-blind readers: without red and
+green the order is blue, yellow, grey, repeated. Made in OKLCH with lightness .87, .70 and .47.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from gemini.schedule.text_grid import format_time
 
 @dataclass(frozen=True)
 class Row:
-    """One device: its blocks in order, its idle stretches, what it holds from which time on, and its limit."""
+    """One device: its blocks in order, its idle intervals, its memory over time, and its limit."""
 
     blocks: tuple[Block, ...]
     idle: tuple[tuple[Number, Number], ...]
@@ -37,7 +37,7 @@ class Timeline:
     shows_memory: bool
     units: tuple[str, str] = ("", "")  # of time and of memory
     row_name: str = "device"
-    facts: tuple[tuple[str, str], ...] | None = None  # what stands over the picture, where it is not the usual
+    facts: tuple[tuple[str, str], ...] | None = None  # shown above the picture, if not the default
 
     @property
     def memory_range(self) -> tuple[Number, Number]:
@@ -50,7 +50,7 @@ class Timeline:
 
     @property
     def headline(self) -> list[tuple[str, str]]:
-        """The figures that stand over the picture, as (name, value)."""
+        """The figures above the picture, as (name, value)."""
         if self.facts is not None:
             return list(self.facts)
         figures, proof = self.figures, self.plan.proof
@@ -68,7 +68,7 @@ class Timeline:
         return facts
 
     def row_label(self, row: int) -> str:
-        """What stands beside a row."""
+        """The label beside a row."""
         return f"{self.row_name} {row}"
 
     @property
@@ -86,7 +86,7 @@ class Timeline:
 
 
 def timeline(plan: SchedPlan, title: str | None = None) -> Timeline:
-    """Lay out `plan`; the default title says how many devices and micro-batches it has."""
+    """Lay out `plan`; the default title shows the number of devices and micro-batches."""
     limits = [limit if math.isfinite(limit) else None for limit in plan.memory or (math.inf,) * plan.ndevs]
     end = plan.nsteps
     rows = tuple(_row(plan, device, end, limits[device]) for device in range(plan.ndevs))
@@ -114,7 +114,7 @@ def _row(plan: SchedPlan, device: int, end: Number, limit: Number | None) -> Row
 
 
 def _with_bound(value: Number, bound: Number | None) -> str:
-    """A figure, and how it stands to what no schedule can beat."""
+    """Format a figure and its lower bound."""
     if bound is None:
         return format_time(value)
     optimal = value <= bound * (1 + 1e-9)

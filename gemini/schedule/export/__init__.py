@@ -1,4 +1,4 @@
-"""Schedules for other tools: torch.distributed.pipelining's CSV and Chrome/Perfetto traces, both ways."""
+"""Schedules for other tools: torch.distributed.pipelining's CSV and Chrome/Perfetto traces, export and import."""
 
 from gemini.schedule.export.perfetto import load_trace, save_trace, trace
 from gemini.schedule.export.torch_csv import dumps_csv, load_csv, loads_csv, save_csv

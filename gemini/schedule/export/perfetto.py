@@ -1,12 +1,12 @@
-"""Schedules as Chrome traces, for https://ui.perfetto.dev and chrome://tracing, both ways.
+"""Schedules as Chrome traces, for https://ui.perfetto.dev and chrome://tracing: export and import.
 
     process "pipeline"   thread "phases"      warm-up │ steady state … │ cool-down
-                         thread "device 0"    a slice for every block, with its facts; arrows along dependencies
+                         thread "device 0"    a slice per block, with its data; arrows along dependencies
                          …
                          counter "memory of device 0" …
 
-A slice carries the whole block in its `args` and the trace what belongs to the plan, so that `load_trace` gives back
-an equal plan. One unit of time is shown as one millisecond.
+A slice carries the whole block in its `args` and the trace the data of the plan, so that `load_trace` returns an
+equal plan. One unit of time is shown as one millisecond.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def load_trace(path: str | Path) -> SchedPlan:
     """Read the plan out of a trace that `save_trace` wrote."""
     root = read_json(Path(path))
     if _PLAN_KEY not in root:
-        raise root.error("not a trace of a schedule of ours", "give a file that save_trace wrote")
+        raise root.error("not a trace of a gemini schedule", "give a file that save_trace wrote")
     found: dict[int, object] = {}
     for event in root["traceEvents"].items():
         if "args" in event and _BLOCK_KEY in event["args"]:
@@ -152,7 +152,7 @@ def _flow(phase: str, number: int, device: int, time: Number, prev: Block) -> Ev
 
 
 def _memory(plan: SchedPlan) -> Iterator[Event]:
-    """A counter for every device: what it holds, from each time on at which that changes."""
+    """A counter per device: its memory, at each time at which it changes."""
     for device in range(plan.ndevs):
         for time, held in plan.memory_curve(device):
             yield {

@@ -1,14 +1,14 @@
-"""Schedules as the CSV of torch.distributed.pipelining, both ways.
+"""Schedules as the CSV of torch.distributed.pipelining: export and import.
 
-One row a rank, one cell an action, blank = idle:
+One row per rank, one cell per action, blank = idle:
 
     0F0,0F1,,,0B0,,0B1
     ,1F0,1B0,,1F1,1B1
 
-`_PipelineScheduleRuntime._load_csv(path, format="compute_only")` reads such a file. It takes from it the order on
-each rank and which rank has which stage (so looped and V-shaped chunks both work), and adds the communication by
-itself: activations go from a stage to the next, gradients to the previous, nothing else moves. Plans that need more
-(a stage on two devices, a skip over a stage, two chains side by side) are refused, naming the blocks.
+`_PipelineScheduleRuntime._load_csv(path, format="compute_only")` reads such a file. It reads the order on
+each rank and the rank of each stage (so looped and V-shaped chunks both work), and adds the communication
+itself: activations go to the next stage, gradients to the previous one, nothing else is transferred. Plans that need
+more (a stage on two devices, a skip over a stage, two chains side by side) are refused, naming the blocks.
 
 Columns are time steps where starts and spans are whole numbers; otherwise a column is one step in which each rank
 takes one action. Only the order matters to torch.
@@ -30,7 +30,7 @@ from gemini.schedule.device_orders import plan_from_orders
 from gemini.schedule.export.torch_rules import check_exportable
 from gemini.schedule.schedplan import SchedPlan
 
-# Wider than this many cells for each action, a time axis hides the order it is there to show.
+# Wider than this many cells for each action, a time axis hides the order that it should show.
 WIDEST = 16
 
 _NO_COMPUTE = re.compile(r"\d+(UNSHARD|RESHARD|REDUCE_GRAD|SEND_F|RECV_F|SEND_B|RECV_B)\d*")
@@ -62,10 +62,10 @@ def save_csv(plan: SchedPlan, path: str | Path) -> Path:
 def loads_csv(text: str, placement: SchedPlan | None = None, source: str = "CSV") -> SchedPlan:
     """Read a schedule from CSV text.
 
-    `placement` gives spans, memory and dependencies, which the CSV does not have. Without one every action takes one
-    step, a forward holds one unit of memory until its last gradient, and dependencies are those torch knows.
-    Communication cells of a `compute_comms` file are passed over. Blocks keep the time of their column where that is
-    possible and are moved to the earliest time their order allows otherwise.
+    `placement` supplies spans, memory and dependencies, which the CSV lacks. Without one every action takes one step, a
+    forward holds one unit of memory until its last gradient, and dependencies are those of torch.
+    Communication cells of a `compute_comms` file are skipped. Blocks start at the time of their column if possible,
+    otherwise at the earliest time that their order allows.
     """
     rows, aligned = _read_rows(text, source)
     if placement is None:
@@ -78,9 +78,9 @@ def loads_csv(text: str, placement: SchedPlan | None = None, source: str = "CSV"
 def load_csv(path: str | Path, placement: SchedPlan | None = None) -> SchedPlan:
     """Read a schedule from a CSV file; see `loads_csv`."""
     try:
-        text = Path(path).read_text(encoding="utf-8-sig")  # spreadsheets put a mark in front
+        text = Path(path).read_text(encoding="utf-8-sig")  # spreadsheets prepend a byte order mark
     except (OSError, UnicodeDecodeError) as error:
-        raise ArtifactError(f"cannot read {path}: {error}\n    → give a CSV file with one row a rank") from error
+        raise ArtifactError(f"cannot read {path}: {error}\n    → give a CSV file with one row per rank") from error
     return loads_csv(text, placement, source=str(path))
 
 
@@ -98,7 +98,7 @@ def _columns(plan: SchedPlan) -> dict[Block, int]:
 
 
 def _order_columns(plan: SchedPlan, blocks: Iterable[Block]) -> dict[Block, int]:
-    """Each block one column after all that it waits for, on its device or elsewhere."""
+    """Place each block one column after all blocks that it waits for, on any device."""
     columns: dict[Block, int] = {}
     taken = [-1] * plan.ndevs
     for block in blocks:
@@ -125,7 +125,7 @@ def _read_rows(text: str, source: str) -> tuple[list[list[tuple[int, Action]]], 
     while rows and not rows[-1]:
         rows.pop()
     if not rows:
-        raise ArtifactError(f"{source}: no actions in it\n    → give one row a rank, with cells such as 0F0 and 0B0")
+        raise ArtifactError(f"{source}: no actions in it\n    → give one row per rank, with cells such as 0F0 and 0B0")
     return rows, aligned
 
 
@@ -140,7 +140,7 @@ def _read_cell(cell: str, rank: int, column: int, source: str) -> list[Action]:
 
 
 def _placement_of(rows: list[list[tuple[int, Action]]], source: str) -> SchedPlan:
-    """One micro-batch of what the rows hold, with the dependencies that torch gives it."""
+    """Return the placement of one micro-batch of the rows, with the dependencies of torch."""
     ranks: dict[tuple[int, str], int] = {}
     for rank, row in enumerate(rows):
         for _, action in row:
@@ -169,7 +169,7 @@ def _backward_last(item: tuple[int, str], last: int) -> tuple[int, int, str]:
 
 
 def _torch_needs(stage: int, btype: str) -> list[tuple[int, str]]:
-    """What torch has ready before it runs this type at this stage."""
+    """The actions that torch completes before it runs this type at this stage."""
     if btype == FORWARD:
         return [(stage - 1, FORWARD)]
     if btype in (BACKWARD, INPUT_GRADIENT):

@@ -1,10 +1,10 @@
 """Which plans torch.distributed.pipelining can run.
 
-Its run time knows one chain of stages 0 … S−1, each on one rank:
+Its runtime supports one chain of stages 0 … S−1, each on one rank:
 
     0F → 1F → … → (S−1)F → (S−1)B → … → 1B → 0B          B = whole backward, or I with W after it
 
-A plan that fits must say exactly this: every one of these steps is a dependency of it, and it has no other.
+A plan must have exactly these dependencies.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _GRADIENT = (BACKWARD, INPUT_GRADIENT)
 
 
 def check_exportable(plan: SchedPlan) -> None:
-    """Raise `PlacementError` with everything that keeps torch's runtime from executing `plan`."""
+    """Raise `PlacementError` with every fault that prevents torch's runtime from executing `plan`."""
     faults = _block_faults(plan) or _stage_faults(plan) or _dependency_faults(plan) or _order_faults(plan)
     if faults:
         shown = [f"  - {fault}" for fault in faults[:MOST_FAULTS_SHOWN]]
@@ -29,7 +29,7 @@ def check_exportable(plan: SchedPlan) -> None:
 
 
 def _block_faults(plan: SchedPlan) -> list[Fault]:
-    """Faults of single blocks: a type or a number of devices that torch has no word for, or a name used twice."""
+    """Faults of single blocks: a type or a number of devices that torch does not support, or a duplicate name."""
     faults = []
     seen: set[Action] = set()
     for block in plan.all_blocks():
@@ -86,7 +86,7 @@ def _pass_faults(plan: SchedPlan, stages: list[int]) -> list[Fault]:
 
 
 def _dependency_faults(plan: SchedPlan) -> list[Fault]:
-    """Dependencies that torch does not keep, and steps of its chain that the plan does not know."""
+    """Dependencies that torch does not respect, and steps of its chain that the plan lacks."""
     blocks = {block.action: block for block in plan.all_blocks()}
     last = max(action.stage for action in blocks)
     faults = []
@@ -99,20 +99,20 @@ def _dependency_faults(plan: SchedPlan) -> list[Fault]:
             faults.append(
                 Fault(
                     f"{block} does not depend on {needed}, which torch runs first",
-                    "it can only run one chain of stages; connect these blocks or use another run time",
+                    "it can only run one chain of stages; connect these blocks or use another runtime",
                 )
             )
     return faults
 
 
 def _order_faults(plan: SchedPlan) -> list[Fault]:
-    """Blocks that overlap or come before what they need: their order on the device would not be the plan's."""
+    """Blocks that overlap or precede their inputs: their order on the device would not be the plan's."""
     order_rules = ("times", "dependencies", "exclusivity")
     return [Fault(str(fault), "see SchedPlan.validate") for fault in find_faults(plan) if fault.rule in order_rules]
 
 
 def _moves(prev: Block, block: Block) -> bool:
-    """Whether torch keeps the dependency of `block` on `prev`."""
+    """Whether torch respects the dependency of `block` on `prev`."""
     step = block.action.stage - prev.action.stage
     if step == 0:
         return prev.btype == FORWARD or (prev.btype == INPUT_GRADIENT and block.btype == WEIGHT_GRADIENT)
@@ -130,7 +130,7 @@ def _remedy(prev: Block, block: Block) -> str:
 
 
 def _find_input(block: Block, blocks: dict[Action, Block], last: int) -> Block | None:
-    """The one block whose result torch hands to `block`."""
+    """The one block whose result torch passes to `block`."""
     stage, mid = block.action.stage, block.mid
     if block.btype == FORWARD:
         return blocks[Action(stage - 1, FORWARD, mid)] if stage else None
@@ -142,7 +142,7 @@ def _find_input(block: Block, blocks: dict[Action, Block], last: int) -> Block |
 
 
 def _is_implied(needed: Block, block: Block) -> bool:
-    """Whether `block` depends on `needed` through others."""
+    """Whether `block` depends on `needed` transitively."""
     reached, ahead = set(), list(block.before)
     while ahead:
         prev = ahead.pop()

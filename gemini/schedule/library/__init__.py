@@ -3,7 +3,7 @@
     plan = library("1f1b", ndevs=4, nmicros=8)
     library_for(placement)          # the names of those that run on a placement, to compare a composed plan with
 
-Each is given by the order in which every device takes its blocks; times are the earliest that this order allows.
+Each is defined by the order of blocks on every device; times are the earliest that this order allows.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ LIBRARY: dict[str, ScheduleEntry] = {
 }
 
 
-_PLENTY = 1_000_000  # micro-batches enough for any schedule that needs a least number of them
+_PLENTY = 1_000_000  # enough micro-batches for any schedule that requires a minimum
 
 
 def library(
@@ -63,7 +63,7 @@ def library(
     input_release: Number = 0.5,
     nbytes: Number = 0,
 ) -> SchedPlan:
-    """The schedule `name` of `LIBRARY` with the given spans and memory, one number for all stages or one per stage."""
+    """The schedule `name` of `LIBRARY`; spans and memory are one number for all stages or one per stage."""
     known = _find_entry(name)
     chunked = PLACEMENTS[known.placement].chunked
     if chunks is not None and not chunked:
@@ -87,7 +87,7 @@ def library(
 
 
 def library_on(name: str, placement: SchedPlan, nmicros: int) -> SchedPlan:
-    """The schedule `name` on a placement of yours, with its spans, memory and links."""
+    """The schedule `name` on a user placement, with its spans, memory and links."""
     known = _find_entry(name)
     if isinstance(nmicros, bool) or not isinstance(nmicros, int) or nmicros < 1:
         raise PlacementError(f"{nmicros!r} micro-batches for {name}\n    → give a number, 1 or more")
@@ -107,7 +107,7 @@ def library_on(name: str, placement: SchedPlan, nmicros: int) -> SchedPlan:
 
 
 def library_for(placement: SchedPlan, nmicros: int | None = None) -> list[str]:
-    """The schedules of the library that run on `placement` (and for `nmicros` micro-batches, where given)."""
+    """The schedules of the library that run on `placement` (and for `nmicros` micro-batches, if set)."""
     names = []
     for name, known in LIBRARY.items():
         count = _PLENTY if nmicros is None else nmicros
@@ -117,7 +117,7 @@ def library_for(placement: SchedPlan, nmicros: int | None = None) -> list[str]:
             if nmicros is not None:
                 library_on(name, placement, nmicros)
             names.append(name)
-        except InvalidPlanError:  # memory limits or dependencies of its own that the order cannot keep
+        except InvalidPlanError:  # memory limits or dependencies of the placement that the order violates
             continue
     return names
 

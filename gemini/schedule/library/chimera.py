@@ -10,8 +10,8 @@ stages P … 2P − 1). Where one pipeline has its bubble, the other has work:
 
 A micro-batch of this plan is a *pair* as in the placement `xshape`: one through each replica. P / 2 pairs make a
 unit, whose bubble is P − 2 slots instead of 2(P − 1); units follow each other without a gap when F = B. Slots: the
-k-th pair of a unit enters at slot 2k, and since down-forwards and up-backwards have one parity and the other two the
-other, no two blocks ever want the same slot. Needs an even number of devices.
+k-th pair of a unit enters at slot 2k, and since down-forwards and up-backwards have one parity and up-forwards and
+down-backwards the other, no two blocks need the same slot. Needs an even number of devices.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gemini.schedule.schedplan import SchedPlan
 
 
 def orders(placement: SchedPlan, nmicros: int) -> Orders:
-    """Both replicas' blocks by the slots they would have if forward and backward took equally long."""
+    """Order the blocks of both replicas by their slots for equal forward and backward times."""
     ndevs = placement.ndevs
     half = ndevs // 2
     rows: list[list[tuple[int, Action]]] = [[] for _ in range(ndevs)]
@@ -38,7 +38,7 @@ def orders(placement: SchedPlan, nmicros: int) -> Orders:
 
 CHIMERA = ScheduleEntry(
     "chimera",
-    "two replicas in opposite directions; a micro-batch here is a pair, one through each",
+    "two replicas in opposite directions; a micro-batch of the plan is a pair, one through each",
     "xshape",
     orders,
     admits=lambda ndevs, _micros, _chunks: ndevs % 2 == 0,

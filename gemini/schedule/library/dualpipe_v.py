@@ -1,14 +1,14 @@
 """DualPipeV: one half of DeepSeek's DualPipe, folded into a V.
 
 DualPipe feeds micro-batches from both ends of the pipeline and keeps two copies of the model. Cut in half and folded,
-the way down and the way up are two chunks of one device (stages d and 2P − 1 − d) and one copy is enough. Every
-forward of one chunk is paired with a backward of the other, so that on a real machine one's communication hides
-behind the other's work; a plan, in which a device does one thing at a time, has them one after the other.
+the downward and the upward pass are two chunks of one device (stages d and 2P − 1 − d) and one copy is enough. Every
+forward of one chunk is paired with a backward of the other, so that on real hardware the communication of one overlaps
+the computation of the other; a plan, in which a device runs one block at a time, has them in sequence.
 
     F0 …  │ F0 F1 …  │ I1 W1 F1 …  │ F0·B1  F1·B0 …  │ B1 F1·B0 …  │ B1 B0 … I1 I0 …  │ W I0 …  │ W …
     fill    both       zero bubble    steady             drain       half of them split   weight gradients last
 
-Whole backwards (B) are an input gradient and at once its weight gradient. Needs N ≥ 2P.
+A full backward (B) is an input gradient directly followed by its weight gradient. Needs N ≥ 2P.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
     dev 1    . F0 F1 F2 F3  .  .  . B0 ── B1 ── B2 ── B3 ──
     dev 2    .  . F0 F1 F2 F3 B0 ── B1 ── B2 ── B3 ──
 
-Simple, and every device holds the activations of all micro-batches. Makespan (N + P − 1)(F + B). The rule needs no
-pipeline: on any placement, all micro-batches go through a block before the next block of the device is begun.
+Simple, and every device holds the activations of all micro-batches. Makespan (N + P − 1)(F + B). The rule also
+applies to other placements: a device runs a block for all micro-batches before its next block.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from gemini.schedule.schedplan import SchedPlan
 
 
 def orders(placement: SchedPlan, nmicros: int) -> Orders:
-    """Block by block, all micro-batches each; gradients and what follows from them come last."""
+    """Block by block, each for all micro-batches; gradients and their dependents come last."""
     late: set[Block] = set()
     chain = placement.chain_blocks()
     for block in chain:

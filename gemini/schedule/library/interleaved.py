@@ -50,7 +50,7 @@ def orders_split(placement: SchedPlan, nmicros: int) -> Orders:
 
 
 def _sequences(placement: SchedPlan, dev: int, nmicros: int, gradient: str) -> tuple[list[Action], list[Action]]:
-    """Forwards group by group and in it chunk by chunk; gradients the same with chunks the other way round."""
+    """Forwards group by group and within it chunk by chunk; gradients the same with chunks in reverse."""
     ndevs = placement.ndevs
     stages = [lap * ndevs + dev for lap in range(chunks_of(placement))]
     groups = split_evenly(nmicros, max(1, nmicros // ndevs))
@@ -75,7 +75,7 @@ def split_evenly(nmicros: int, ngroups: int) -> list[range]:
     return [range(begin, end) for begin, end in pairwise(bounds)]
 
 
-_ADMISSIBLE = "2 chunks a device or more (with one chunk it is {}), any number of devices and micro-batches"
+_ADMISSIBLE = "2 chunks per device or more (with one chunk it is {}), any number of devices and micro-batches"
 
 INTERLEAVED_1F1B = ScheduleEntry(
     "interleaved_1f1b",

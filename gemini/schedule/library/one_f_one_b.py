@@ -5,7 +5,7 @@
     dev 2    .  . F0 F1  .  . B0 ── F2 B1 ── F3 B2 ──
     dev 3    .  .  . F0 B0 ── F1 B1 ── F2 B2 ──
 
-As fast as GPipe, (N + P − 1)(F + B), with P − d micro-batches held on device d instead of all N.
+As fast as GPipe, (N + P − 1)(F + B), with the activations of P − d micro-batches on device d instead of all N.
 """
 
 from __future__ import annotations
@@ -25,4 +25,6 @@ def orders(placement: SchedPlan, nmicros: int) -> Orders:
     return rows
 
 
-ONE_F_ONE_B = ScheduleEntry("1f1b", "one forward, one backward in turn; P − d micro-batches held", "vshape", orders)
+ONE_F_ONE_B = ScheduleEntry(
+    "1f1b", "one forward, one backward in turn; P − d micro-batches in flight", "vshape", orders
+)

@@ -1,11 +1,11 @@
-"""A device's order as a short program: how often which steps come.
+"""Order program: the order of a device as a list of (count, steps).
 
     [(3, "F0"), (1, "F0 B0"), (3, "B0")]      1F1B on the first of four devices, four micro-batches
 
 A step is a letter and a chunk of the device: `F1` is the next forward of chunk 1, `I1` its next input gradient, `W1`
-the oldest weight gradient that chunk 1 still owes, `w` the oldest that any chunk owes, and `B1` a whole backward
+the oldest pending weight gradient of chunk 1, `w` the oldest of any chunk, and `B1` a full backward
 (which is `I1` and its own weight gradient at once where the backward is split). A step for which no micro-batch is
-left, or nothing is owed, is passed over; so the same program serves few micro-batches and many.
+left, or no weight gradient is pending, is skipped; so the same program serves any number of micro-batches.
 """
 
 from __future__ import annotations

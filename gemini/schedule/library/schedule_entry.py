@@ -16,9 +16,9 @@ class ScheduleEntry:
     """A schedule from the literature.
 
     `placement` names the shape it runs on (with the backward split where `split`), so that a composed plan for that
-    placement can be compared with it; `chunks` is how many stages a device must hold, where only one number will do.
-    `orders` gives what each device does, one after the other; `admits` says for which devices, micro-batches and
-    chunks it exists, `admissible` says it in words. With `any_placement` it runs on every placement.
+    placement can be compared with it; `chunks` is the required number of stages per device, if only one is valid.
+    `orders` returns the order of each device; `admits` is the predicate on devices, micro-batches and chunks for which
+    the schedule exists, `admissible` its description. With `any_placement` it runs on every placement.
     """
 
     name: str
@@ -33,5 +33,5 @@ class ScheduleEntry:
 
 
 def chunks_of(placement: SchedPlan) -> int:
-    """How many stages a device holds in a pipeline placement."""
+    """The number of stages per device in a pipeline placement."""
     return max(1, len({block.stage for block in placement}) // placement.ndevs)

@@ -7,7 +7,7 @@ Two devices (stages 0, 3 on device 0 and 1, 2 on device 1):
     dev 1     . 1F0 2F0 1F1 2F1 2I0 2W0 1F2 1I0 1W0 2F2 …
 
 With F = I = W no device waits between its first block and its last, within the memory of 1F1B (2P chunks) on every
-device: the chunk that is taken early is the one that is given back late, and the other way round.
+device: the chunk whose forward runs early has its backward late, and vice versa.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gemini.schedule.schedplan import SchedPlan
 
 
 def orders(placement: SchedPlan, nmicros: int) -> Orders:
-    """Warm up until the first input gradients come back, then all six steps in turn, then what is left."""
+    """Warm up until the first input gradients come back, then all six steps in turn, then the rest."""
     ndevs = placement.ndevs
     steady = max(nmicros, 2 * ndevs - 1) - ndevs
     rows = []

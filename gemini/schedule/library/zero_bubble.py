@@ -1,6 +1,6 @@
 """Zero bubble H1 and H2: the backward split in input gradient (I) and weight gradient (W).
 
-Only the input gradient is waited for; weight gradients fill what would be idle.
+Other stages wait only for the input gradient; weight gradients fill idle time.
 
     H1      dev 0   F0 F1 F2 F3  .  .  . I0 W0 F4 I1 W1 F5 …          holds P everywhere, as 1F1B does
             dev 1    . F0 F1 F2  .  . I0 F3 I1 W0 F4 I2 W1 …          makespan 3N + P − 1 with F = I = W

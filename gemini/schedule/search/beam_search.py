@@ -2,7 +2,7 @@
 
 Each step places one block on its circles, as close to its placed neighbours as it goes, in a few alternative
 positions; the best partial kernels survive. Two partial kernels with the same ends and the same room left have the
-same future, so only the cheaper one is kept: on nested placements (every micro-batch goes down the devices and comes
+same future, so only the cheaper one survives: on nested placements (every micro-batch goes down the devices and comes
 back up) the beam is then an exact dynamic programme over the devices, and stays fast on hundreds of them.
 """
 
@@ -213,6 +213,6 @@ class _Beam:
 
 
 def _future(partial: _Partial, step: _Step, length: int) -> object:
-    """All that later steps can see of a partial kernel, apart from its cost."""
+    """The state of a partial kernel that affects later steps, without its cost."""
     ends = tuple((partial.starts[block] or 0) % length for block in step.ends)
     return ends, tuple(partial.circles[dev] for dev in step.open_devices)

@@ -1,7 +1,7 @@
 """The shortest period that the order of a kernel allows.
 
 A kernel fixes in which order every device takes its blocks, across micro-batches; memory depends on that order alone.
-With the order kept, start times obey `s_j ≥ s_i + time − length × turns` along every dependency and from every block
+For a fixed order, start times obey `s_j ≥ s_i + time − length × turns` along every dependency and from every block
 to the next on its device, and the least length is the largest ratio time / turns over all cycles of these edges. It is
 found by raising the length to the ratio of a violated cycle until none is left (exact, a handful of rounds).
 
@@ -43,7 +43,7 @@ def tightest(problem: PlacementProblem, kernel: Kernel, most_copies: int) -> Ker
             return kernel
         found = Kernel(length, tuple(potentials), kernel.copies)
         return found if keeps_rules(problem, found) else kernel
-    # Rounding every start down to a whole tick keeps all differences of whole ticks.
+    # Rounding every start down to a whole tick preserves all whole-tick differences.
     starts = tuple((at + turn * least.numerator) // repeats for turn in range(repeats) for at in potentials)
     found = Kernel(least.numerator, starts, kernel.copies * repeats)
     return found if keeps_rules(problem.single().times(found.copies), found) else kernel

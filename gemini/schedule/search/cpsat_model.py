@@ -1,7 +1,7 @@
 """Modulo scheduling as a constraint model for OR-tools' CP-SAT.
 
 Block i starts at o_i + length × k_i. Dependencies bind starts; on a device every pair of blocks has an order on the
-circle; when block j takes memory, Σ m_i (−k_i + [o_i ≤ o_j]) is what its device holds. Exact and quick on small
+circle; when block j allocates memory, its device holds Σ m_i (−k_i + [o_i ≤ o_j]). Exact and quick on small
 placements, also irregular ones; the beam takes over where it stalls. The limit is in the solver's own deterministic
 time, so that results do not depend on the machine's speed.
 """
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 NOT_INSTALLED = "OR-tools is not installed"
-_FINEST = 4096  # ticks a kernel in the model: finer grids only slow the solver down
+_FINEST = 4096  # ticks per kernel in the model: finer grids only slow the solver down
 _MEMORY_STEPS = 10_000
 
 
@@ -45,7 +45,7 @@ def solve_kernel(problem: PlacementProblem, length: int, effort: float, seconds:
     model = _Model(cp_model, problem, ticks, spans, delays, turns=3 * (problem.critical_path // length + 2))
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = 1
-    solver.parameters.catch_sigint_signal = False  # it would end the search, and the program would not hear of it
+    solver.parameters.catch_sigint_signal = False  # it would end the search without notifying the process
     solver.parameters.random_seed = seed
     solver.parameters.max_deterministic_time = effort
     solver.parameters.max_time_in_seconds = max(seconds, 0.01)
@@ -63,7 +63,7 @@ def _refine(start: int, ticks: int, length: int, grain: int) -> int:
 
 
 def _coarsen(problem: PlacementProblem, length: int) -> tuple[int, list[int], list[list[int]]] | None:
-    """Spans and delays on a grid that the solver can cope with, rounded up; None where they no longer fit."""
+    """Spans and delays on a grid that the solver can handle, rounded up; None if they do not fit."""
     grain = max(1, length // _FINEST)
     spans = [-(-span // grain) for span in problem.span]
     delays = [[-(-(problem.span[prev] + delay) // grain) for prev, delay in prevs] for prevs in problem.before]
@@ -122,11 +122,11 @@ class _Model:
         memory, scale = self.problem.memory, 1
         if not all(float(memory[block]).is_integer() for block in blocks):
             scale = _MEMORY_STEPS
-        # Rounding what is taken up and what is given back down keeps every solution within the real limit.
+        # Allocations are rounded up and releases down, so every solution is within the real limit.
         amounts = {block: math.ceil(memory[block] * scale - 1e-6) for block in blocks}
         surplus = sum(amounts.values())
         cap = math.floor(self.problem.caps[dev] * scale + 1e-6)
-        if surplus > 0:  # rounding must not look like a leak: then leave this device to the final check
+        if surplus > 0:  # rounding must not appear as a leak: the final check covers this device
             return
         for taking in blocks:
             if amounts[taking] > 0:

@@ -1,4 +1,4 @@
-"""A kernel: the steady state in integer time, and the rules it must keep.
+"""A kernel: the steady state in integer time, and the rules it must satisfy.
 
 Block i of repetition r starts at `starts[i] + r × length`. On a device of the steady state everything therefore
 happens on a circle of circumference `length`, where block i sits at `starts[i] mod length`.
@@ -32,7 +32,7 @@ def normalise(problem: PlacementProblem, kernel: Kernel) -> Kernel:
     """The same steady state with its first block at 0, independent flows aligned, and micro-batches in order.
 
     Flows that share no dependency (two replicas, or the micro-batches of a kernel) may be moved by whole kernels
-    against each other, as long as each gives back on every device what it takes there.
+    against each other, as long as each releases on every device the memory that it allocates there.
     """
     starts, length = list(kernel.starts), kernel.length
     flows = problem.flows
@@ -54,7 +54,7 @@ def _is_balanced(problem: PlacementProblem, flow: frozenset[int]) -> bool:
 
 
 def steady_peak(problem: PlacementProblem, length: int, starts: Sequence[int] | Mapping[int, int], dev: int) -> Number:
-    """The most memory that `dev` ever holds: checked just after each block that takes some has started."""
+    """The peak memory of `dev`, checked just after the start of each block that allocates."""
     blocks = [block for block in problem.on_device[dev] if problem.memory[block]]
     peak: Number = 0
     for taking in blocks:
@@ -67,7 +67,7 @@ def steady_peak(problem: PlacementProblem, length: int, starts: Sequence[int] | 
 
 
 def keeps_rules(problem: PlacementProblem, kernel: Kernel) -> bool:
-    """Whether the kernel respects dependencies, exclusivity and memory (a check apart from every search)."""
+    """Whether the kernel respects dependencies, exclusivity and memory (a check independent of every search)."""
     starts, length = kernel.starts, kernel.length
     for block, prevs in enumerate(problem.before):
         if any(starts[block] < starts[prev] + problem.span[prev] + delay for prev, delay in prevs):

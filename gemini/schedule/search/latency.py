@@ -1,4 +1,4 @@
-"""The shortest path of each micro-batch through the devices, then the shortest period that keeps it.
+"""The shortest path of each micro-batch through the devices, then the shortest period that preserves it.
 
 One micro-batch is scheduled by itself as short as possible; that template is then repeated unchanged at the smallest
 distance at which copies of it neither collide on a device nor exceed its memory.
@@ -25,7 +25,7 @@ def latency_kernel(problem: PlacementProblem, reference: tuple[int, ...], bound:
 
 
 def _template(problem: PlacementProblem, reference: tuple[int, ...]) -> tuple[tuple[int, ...], int]:
-    """One micro-batch by itself, by several priorities: longest way to go first, earliest first, least memory first."""
+    """Schedule one micro-batch by several priorities: longest remaining path first, earliest first, least memory first."""
     place = {block: index for index, block in enumerate(reference)}
     rules = (
         [[float(-problem.tail[block] - problem.span[block])] for block in range(problem.nblocks)],

@@ -1,8 +1,8 @@
 """List scheduling of a whole horizon: all micro-batches, one block after the other, under the memory limits.
 
-Of all blocks whose inputs are there, the one that can start first is taken; priorities break ties. A block with a
-better priority that would otherwise be held up may claim its devices ahead of time (`patience`). Memory is only taken
-where every micro-batch in flight can still finish afterwards (the banker's rule), so the schedule never deadlocks.
+Of all blocks whose inputs are ready, the one that can start first is scheduled; priorities break ties. A block with a
+better priority that would otherwise be delayed may reserve its devices ahead of time (`patience`). A block allocates
+memory only if every micro-batch in flight can still finish (the banker's rule), so the schedule never deadlocks.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class _Run:
         return Listing(self.starts, max(self.free))
 
     def _offer(self, block: int) -> None:
-        """Put the block's next micro-batch among the candidates if its inputs are there."""
+        """Put the block's next micro-batch among the candidates if its inputs are ready."""
         micro = self.next_micro[block]
         if micro < self.nmicros and not self.missing[block][micro]:
             heapq.heappush(self.ready, (self._earliest(block), self.priority[block][micro], block))
@@ -87,7 +87,7 @@ class _Run:
         while self.ready:
             at, rank, block = heapq.heappop(self.ready)
             if block not in self.waiting[self.problem.devices[block][0]]:
-                continue  # already placed, or set aside until memory is given back
+                continue  # already placed, or deferred until memory is released
             now = self._earliest(block)
             if now > at:
                 heapq.heappush(self.ready, (now, rank, block))
@@ -105,7 +105,7 @@ class _Run:
         return True
 
     def _find_claimant(self, block: int, at: int, rank: float) -> int:
-        """The block with the best priority that this one would hold up, or this one itself."""
+        """The block with the best priority that this one would delay, or this one itself."""
         horizon = at + max(1, self.problem.span[block] * self.patience // 100)
         chosen, best = block, rank
         for dev in self.problem.devices[block]:
@@ -141,7 +141,7 @@ class _Run:
 
 
 class _Vault:
-    """One device's memory, lent by the banker's rule."""
+    """The memory of one device, allocated by the banker's rule."""
 
     def __init__(self, problem: PlacementProblem, dev: int, reference: Sequence[int], next_micro: list[int]) -> None:
         place = {block: index for index, block in enumerate(reference)}
@@ -167,7 +167,7 @@ class _Vault:
             return True
         if not fits(self.held + amount, self.cap):
             return False
-        # Flights between two of these counts have finished the same blocks and need the same to go on.
+        # Flights between two of these counts have finished the same blocks and need the same memory to continue.
         counts = sorted({micro, micro + 1, *(self.next_micro[other] for other in self.blocks)})
         spare = self.cap - self.held - amount
         for first, after in pairwise(counts):

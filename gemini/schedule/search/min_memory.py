@@ -1,7 +1,7 @@
 """The least memory at the shortest period.
 
 All limits are lowered together, halving the distance to the least that residence times allow, while kernels of the same
-length are found; in the end each device's limit is what the slimmest kernel really uses.
+length are found; the final limit of each device is the peak of the smallest kernel found.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def slimmest(search: SteadySearch) -> tuple[Kernel, tuple[Number, ...]]:
     amounts = [abs(amount) for amount in problem.memory if amount]
     least = max(least_memory(problem, dev, best.period) for dev in range(problem.ndevs))
     known = max(peaks)
-    # Peaks are sums of the blocks' amounts: steps smaller than all of these (or a small share of the peak) say nothing.
+    # Peaks are sums of the blocks' amounts: smaller steps than these (or a small share of the peak) are useless.
     step = max(min(amounts, default=known), known / _FINEST) if known else 1
     low, high = max(0, math.ceil(least / Fraction(step)) - 1), math.ceil(known / step)
     while high - low > 1:

@@ -4,8 +4,8 @@
     occupied (0,1)(4,3) [F]             [B          ]
     gaps                    1 ──── 3                  7 ─ 1
 
-A block is only put where all blocks that are still to come to the same device fit into the remaining gaps. That look
-ahead is what lets a search fill circles without any idle time.
+A block is only placed where all remaining blocks of the same device fit into the remaining gaps. This look-ahead
+lets a search fill circles without any idle time.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Wish:
 
 @dataclass(frozen=True)
 class Room:
-    """A circle: what is on it, and the spans of the blocks that are still to come (falling)."""
+    """A circle: its placed blocks, and the spans of the remaining blocks (descending)."""
 
     occupied: Occupied
     rest: tuple[int, ...]
@@ -88,7 +88,7 @@ class Room:
         return found
 
     def admits(self, stretches: list[tuple[int, int]], span: int, offset: int) -> bool:
-        """Whether a block is free to go to `offset` and the blocks still to come fit beside it."""
+        """Whether a block is free to go to `offset` and the remaining blocks fit beside it."""
         length, rest = self.length, self.rest
         if not self.occupied:
             return span <= length and (not rest or can_pack((length - span,), rest))
@@ -122,7 +122,7 @@ def positions(rooms: Sequence[Room], span: int, wish: Wish, limit: int) -> list[
 
 @lru_cache(maxsize=65536)
 def _sums(spans: tuple[int, ...]) -> frozenset[int]:
-    """What some of these spans add up to (only single ones where there are many)."""
+    """Sums of subsets of these spans (only single spans if there are many)."""
     if len(spans) > _ALL_SUMS_UP_TO:
         return frozenset({0, *spans})
     sums = {0}
@@ -133,10 +133,10 @@ def _sums(spans: tuple[int, ...]) -> frozenset[int]:
 
 @lru_cache(maxsize=262144)
 def can_pack(sizes: tuple[int, ...], spans: tuple[int, ...]) -> bool:
-    """Whether blocks of these spans (falling) fit into gaps of these sizes (rising).
+    """Whether blocks of these spans (descending) fit into gaps of these sizes (ascending).
 
     Exact for up to eight spans. Beyond that first-fit must succeed or the total must suffice: an optimistic answer,
-    which a search finds out later.
+    which the search corrects later.
     """
     if not spans:
         return True

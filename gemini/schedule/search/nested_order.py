@@ -1,13 +1,13 @@
 """The order in which a modulo search places blocks: from the inside of the memory's nesting outwards.
 
-A forward that takes memory and the backward that gives it back enclose everything between them:
+A forward that allocates memory and the backward that releases it enclose everything between them:
 
     F0  F1  F2  F3  B3  B2  B1  B0        pairs, innermost first: (F3,B3) (F2,B2) (F1,B1) (F0,B0)
                 └────┘
             └────────────┘
 
-Placing the innermost pair first, then each next pair around it, as close to what is there as it goes, keeps every
-residence short, and only the two ends of what is placed matter for what follows.
+Placing the innermost pair first, then each next pair around it, as close as possible to the placed blocks, keeps
+every residence short, and only the two ends of the placed range matter for later steps.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gemini.schedule.placement_problem import PlacementProblem
 
 @dataclass(frozen=True)
 class Placing:
-    """The blocks in placing order; `weight[i]` is what one tick of delay at that step costs in memory × time."""
+    """The blocks in placing order; `weight[i]` is the cost in memory × time of one tick of delay at that step."""
 
     order: tuple[int, ...]
     weight: tuple[float, ...]
@@ -80,7 +80,7 @@ def _order(problem: PlacementProblem, radius: list[float], fillers: set[int]) ->
         while left:
             if reachable:
                 block = min(reachable, key=lambda b: _rank(problem, radius, placed, b))
-            elif placed:  # only fillers connect the rest: start there anew
+            elif placed:  # only fillers connect the rest: restart from there
                 block = min(left, key=lambda b: (radius[b], problem.head[b], b))
             else:
                 block = _root(problem, radius, left)
@@ -99,7 +99,7 @@ def _root(problem: PlacementProblem, radius: list[float], blocks: set[int]) -> i
 
 
 def _rank(problem: PlacementProblem, radius: list[float], placed: set[int], block: int) -> tuple[float, int, int]:
-    """Innermost first; backwards in time before what is placed, forwards after it."""
+    """Innermost first; backwards in time before the placed blocks, forwards after them."""
     backwards = any(later in placed for later, _ in problem.after[block])
     return (radius[block], -problem.head[block] if backwards else problem.head[block], block)
 
@@ -110,7 +110,7 @@ def _neighbours(problem: PlacementProblem, block: int) -> Iterable[int]:
 
 
 def _weights(problem: PlacementProblem, paths: list[dict[int, int]], order: list[int]) -> list[float]:
-    """A delay at one step moves all that still hangs on it: the memory of that, in shares of its devices."""
+    """The memory, in shares of the devices, of all later blocks that a delay at one step moves."""
     share = []
     for block, amount in enumerate(problem.memory):
         caps = [problem.caps[dev] for dev in problem.devices[block]]

@@ -21,7 +21,7 @@ _RANDOM_ORDERS = 6
 
 
 def reservations(problem: PlacementProblem, length: int, seed: int) -> Iterator[dict[int, int]]:
-    """Ways to fix the offsets, most promising first; the last one fixes nothing."""
+    """Candidate reservations of offsets, most promising first; the last one fixes nothing."""
     wide = [block for block in problem.topological if len(problem.devices[block]) > 1]
     if wide:
         seen = set()

@@ -1,6 +1,6 @@
 """One micro-batch at a time: the order that needs the least memory, and the kernel it makes.
 
-If even this order does not fit, nothing does; if it fits, there is always something to return. The order is found
+If this order does not fit, no schedule does; if it fits, there is always a result. The order is found
 exactly, by a best-first walk over the sets of finished blocks whose cost is the worst excess over a device's memory.
 """
 
@@ -67,7 +67,7 @@ def _peaks(problem: PlacementProblem, order: tuple[int, ...]) -> tuple[Number, .
 
 
 def _best_first(problem: PlacementProblem) -> tuple[int, ...] | None:
-    """Walk over sets of finished memory-holding blocks (the others cost nothing and run as soon as they can)."""
+    """Walk over sets of finished memory-holding blocks (all other blocks cost nothing and run as soon as possible)."""
     required = [sum(1 << prev for prev, _ in prevs) for prevs in problem.before]
     everything = (1 << problem.nblocks) - 1
     start = _run_free_blocks(problem, 0, required)

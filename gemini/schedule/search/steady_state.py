@@ -46,7 +46,7 @@ _MOST_LENGTHS = 100
 
 @dataclass
 class Steady:
-    """The best kernel so far, how it was found, and what was learnt on the way."""
+    """The best kernel so far, how it was found, and the search history."""
 
     kernel: Kernel
     method: str
@@ -171,7 +171,7 @@ class SteadySearch:
         return [(int(bound * copies), copies) for copies in small]
 
     def _lengths(self, copies: int) -> list[int]:
-        """Lengths from the bound to what is known to work, in steps that grow with the distance from the bound."""
+        """Lengths from the bound to the shortest feasible one, in steps that grow with the distance from the bound."""
         least, known = self.best.bound * copies, self.best.kernel.period * copies
         length = math.ceil(least)
         found: list[int] = []
@@ -182,7 +182,7 @@ class SteadySearch:
         return found
 
     def _ask_solver(self) -> None:
-        """One micro-batch a kernel: the shortest length, then from above until one fails within the effort."""
+        """One micro-batch per kernel: the shortest length, then from above until one fails within the effort."""
         if self.problem.nblocks > _LARGEST_FOR_SOLVER:
             return
         lengths = self._lengths(1)

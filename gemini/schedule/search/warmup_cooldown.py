@@ -2,7 +2,7 @@
 
 Following the steady state's order and letting every block start as early as that order allows is always possible, and
 never gets shorter with more micro-batches. Often it can be shortened by *justification*: schedule everything as late as
-possible, backwards in time and in the order just found; then as early as possible again in the order that gives:
+possible, backwards in time and in the order just found; then as early as possible again in the resulting order:
 
     follow        F0 F1 F2 .  .  B0 F3 B1 W0 .  B2 W1 …
     backwards        F0 F1 .  F2 B0 .  …            every block against the end
@@ -37,7 +37,7 @@ _MOST_BLOCKS_FOR_HORIZONS = 1_500
 
 
 Known = Callable[[int], Iterable[Sequence[Sequence[Number]]]]
-"""Start times (only their order counts) of schedules known from elsewhere, for a number of micro-batches."""
+"""Start times (only their order counts) of schedules from the library, for a number of micro-batches."""
 
 
 @dataclass(frozen=True)
@@ -62,8 +62,8 @@ class Ramps:
     def schedule(self, nmicros: int) -> Ramp:
         """The shortest schedule found; never shorter than that of fewer micro-batches.
 
-        A longer horizon may be luckier than a shorter one. Only the next few can be (each adds at least the work of the
-        busiest device), so these are tried too, and truncated where they win.
+        The result of a longer horizon may be shorter. Only the next few can be (each adds at least the work of the
+        busiest device), so these are tried too, and truncated if they are.
         """
         bound = makespan_bound(self.problem, nmicros)
         best = self._direct(nmicros)
