@@ -80,7 +80,7 @@ def _imported_from(name: str) -> Iterator[str]:
 
 
 def _may_cache(name: str | None) -> bool:
-    return name is not None and name != "builtins" and name.partition(".")[0] != "torch"
+    return name is not None and name != "builtins" and name.partition(".")[0] not in ("torch", "gemini")
 
 
 def _namespace(name: str) -> dict[str, Any]:

@@ -67,9 +67,9 @@ def test_a_function_in_another_s_place_is_seen(monkeypatch: pytest.MonkeyPatch, 
     if not are_counted:
         monkeypatch.setattr(monkeypatches, "_ARE_COUNTED", False)
     names = _Names("torch.nn.functional", vars(F))
-    assert names.replaced() == ""
+    assert names.find_replaced() == ""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(F, "relu", lambda x: x)
-        assert names.replaced() == "torch.nn.functional.relu"
-        assert names.replaced() == "torch.nn.functional.relu"
-    assert names.replaced() == ""
+        assert names.find_replaced() == "torch.nn.functional.relu"
+        assert names.find_replaced() == "torch.nn.functional.relu"
+    assert names.find_replaced() == ""
