@@ -1,4 +1,4 @@
-"""Analysis steps: nodes of a graph and ops of a tape as the kind interpreter sees them, and checks on any step."""
+"""Analysis steps: nodes of a graph and ops of a tape in the form of the kind interpreter, and checks on any step."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class AnalysisStep:
     pure: bool = True  # has no side effects
     known: bool | None = None  # computable before the step; None: follows from the arguments
     random: bool = False
-    flaggable: bool = True  # its single result can be weighed
+    flaggable: bool = True  # its single result can be weighted
     returns_several: bool = False  # it returns several tensors, each of which can be replaced
     writes: tuple[Hashable, ...] = ()
     role: str = ""  # of the node in a rolled graph
@@ -47,7 +47,7 @@ def expand_kinds(found: Any, count: int) -> list[Kind]:
 
 
 class InheritedRefusal(AnalysisRefused):
-    """Refused because an argument is opaque; keeps the first reason."""
+    """Refused because an argument is opaque; the reason is that of the argument."""
 
 
 def check_against_sizes(kind: Kind, result: ResultMeta, statement: AnalysisStep) -> Kind:
@@ -62,7 +62,7 @@ def check_against_sizes(kind: Kind, result: ResultMeta, statement: AnalysisStep)
 
 
 def refuse_scattered_random_numbers(call: OpCall, found: Any) -> None:
-    """Refuse random numbers of samples that are not contiguous: the whole batch draws, and is sliced by sample."""
+    """Refuse random numbers of samples that are not contiguous: those of the whole batch are sliced by sample."""
     for kind in found if isinstance(found, (list, tuple)) else (found,):
         if call.random and isinstance(kind, Shard) and kind.outer != 1:
             raise AnalysisRefused("random numbers of samples that are not contiguous")

@@ -85,7 +85,7 @@ def analyze_scripted_function(node: Node, interpreter: KindInterpreter) -> list[
 
 
 class _Context:
-    """Stands in for the context that torch passes to a function."""
+    """Replaces the context that torch passes to a function."""
 
     def __init__(self, needed: tuple[bool, ...]) -> None:
         self.needs_input_grad = needed

@@ -1,4 +1,4 @@
-"""Numbers of a model's Python: which count samples, which are equal in every micro-batch, which are neither."""
+"""Batch counts: numbers in a model's Python that count samples, are equal in every micro-batch, or neither."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def _quotient(op: str, parts: list[Any], counts: list[bool], plain: Any) -> Any:
 
 
 def number_at(expr: Any, values: Mapping[Hashable, TensorValue], samples: int) -> Any:
-    """Return the number for so many samples; None for one read from data, or not determined by sizes."""
+    """Return the number for this number of samples; None for one read from data, or not determined by sizes."""
     if not isinstance(expr, Expr):
         return expr
     if expr.op in ARITHMETIC:

@@ -1,4 +1,4 @@
-"""Batch invariance: sharded tensors whose contents are equal for all samples, as an expanded token or a blank mask.
+"""Batch invariance: sharded tensors whose contents are equal for all samples, such as an expanded token.
 
     cls.expand(n, 1, d)                          every row equal: period 1
     cat([cls.expand(n, 1, d), x], 1) + places    equal in part: places 0 to 1 of dimension 1
@@ -6,7 +6,7 @@
     blank.gather(1, noise.argsort(1))            not equal, but with the same sum in every sample: shuffled
 
 Along the samples, contents depend only on the place modulo the period. Such a tensor can be treated as samples in any
-order that keeps the period, and its sum over the batch counts samples.
+order that preserves the period, and its sum over the batch counts samples.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Batch kinds: how the values of the micro-batches make up a value of the whole batch, in the words of DTensor.
+"""Batch kinds: how the values of the micro-batches make up a value of the whole batch, in DTensor terms.
 
 `gemini.batch_analysis.split_result` tabulates them.
 """
@@ -65,7 +65,7 @@ class SampleIndices:
 
 @dataclass(frozen=True)
 class RowIndices:
-    """Indices of rows of another tensor that has `rows` per sample: every micro-batch counts its own from 0."""
+    """Indices of rows of another tensor that has `rows` per sample: every micro-batch counts its rows from 0."""
 
     kind: Shard  # of the indices themselves
     rows: int
@@ -104,7 +104,7 @@ class WeightedPartial:
 
 @dataclass(frozen=True)
 class Opaque:
-    """Not computable from micro-batches; `reason` says why."""
+    """Not computable from micro-batches, for `reason`."""
 
     reason: str
 

@@ -6,8 +6,8 @@
         if row.numel() == 0: continue
         out.index_add_(0, row, experts[expert](x[row]) * weights[row, slot, None])
 
-Which experts run depends on all samples. That changes nothing for a sample if an expert without rows adds nothing. So
-the Python is traced as if every expert had rows, and that trace is analysed; then as if some had none, and each of
+The set of experts that run depends on all samples. A sample is not affected if an expert without rows adds nothing.
+So the Python is traced as if every expert had rows, and that trace is analysed; then as if some had none, and each of
 these traces must equal the first one without the steps of those experts:
 
     all      e0 e1 e2 e3

@@ -97,7 +97,7 @@ def _is_chosen_by(inner: Graph, node: Node, mask: Ref, element: int, traced: Any
 
 
 def _element_number(inner: Graph, ref: Ref, traced: Any) -> int | None:
-    """Return which element of a list a value is, or holds as its only entry."""
+    """Return the list element that a value is, or has as its only entry."""
     node = inner.nodes[ref.node]
     if node.id in traced.parts:
         (_, at) = ref.path[0]
@@ -107,7 +107,7 @@ def _element_number(inner: Graph, ref: Ref, traced: Any) -> int | None:
 
 
 def _adds_rows(node: Node, traced: Any, start: int) -> bool:
-    """Return whether a node adds rows of a choice of its iteration in their places, which their kinds verify."""
+    """Return whether a node adds the rows chosen in its iteration at their places; their kinds verify the places."""
     index = _argument_form(node, 2, "index")
     if short_name(node.target) != "index_add" or not isinstance(index, Ref):
         return False
@@ -158,7 +158,7 @@ class _Match:
         return Ref(node, ref.source, ((kind, listed.index(element)), *rest)) if element in listed else Ref(-1)
 
     def same(self, node: Node, other: Node) -> bool:
-        """Return whether two nodes do the same."""
+        """Return whether two nodes are equivalent."""
         if (node.kind, node.target, node.region) != (other.kind, other.target, other.region):
             return False
         if node.out_spec != other.out_spec and node.id not in self.full.parts:

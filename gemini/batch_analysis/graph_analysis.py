@@ -80,7 +80,7 @@ def prove_graph(
     *,
     micro_batch_statistics: bool = False,
 ) -> GraphKinds:
-    """Follow samples through a graph. With a call, its tensors give the order of the inputs.
+    """Propagate batch kinds through a graph. With a call, its tensors determine the order of the inputs.
 
     `least`: the fewest samples of a micro-batch. `micro_batch_statistics`: batch normalization may use those of
     each micro-batch.
@@ -112,13 +112,13 @@ def prove_graph(
     forms.interpreter.extend(statements)
     settle_guards(forms.interpreter, graph)
     settle_assignments(forms.interpreter, graph)
-    if graph.rolled:  # last: analysing a write again clears what it blocked
+    if graph.rolled:  # last: a repeated analysis of a write clears the block that it caused
         forms.interpreter.blocked = forms.interpreter.blocked or settle_branches(forms.interpreter, graph, bound)
     return forms
 
 
 def settle_assignments(interpreter: KindInterpreter, graph: Graph) -> None:
-    """Block a graph that assigns per-micro-batch values to attributes: the last must leave the whole batch's state."""
+    """Block a graph that assigns per-micro-batch values to attributes, which must end with the whole-batch state."""
     for node in graph.nodes:
         if node.target != ASSIGN:
             continue
@@ -175,7 +175,7 @@ def _asks_every_sample(interpreter: KindInterpreter, graph: Graph, guard: Guard)
 
 
 def find_size_branch(interpreter: KindInterpreter, graph: Graph, samples: int) -> str:
-    """Return the first branch on sizes that the whole batch would take otherwise than a micro-batch; '' if none."""
+    """Return the first branch on sizes whose outcome differs between whole batch and micro-batch; '' if none."""
     for guard in graph.guards if not graph.rolled else ():  # compared with a trace of the whole batch
         if guard.data:
             continue
@@ -249,7 +249,7 @@ def _analyze_stateful_leaf(
 
 
 def _can_be_opened(node: Node) -> bool:
-    """Return whether a block was chosen, not caused by Python that could not be traced."""
+    """Return whether a block was requested, not caused by Python that could not be traced."""
     chosen = node.reason in ("checkpointed", "asked for") or node.reason.startswith(("depth ", BRANCHES_ON_RESULTS))
     return node.kind == "block" and chosen and node.target != ""
 

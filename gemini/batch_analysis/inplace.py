@@ -20,7 +20,7 @@ _OTHER_TYPES = ("view", "real", "imag", "get_real", "get_imag", "view_as_real", 
 
 
 def overwrite(interpreter: KindInterpreter, statement: AnalysisStep, key: Hashable, kind: Kind) -> None:
-    """Handle `x[i] = y`: x must keep its kind, since views of it were analysed; a new value has none."""
+    """Handle `x[i] = y`: the kind of x must not change, since views of it were analysed; a new value has none."""
     old, maker = interpreter.values[key].kind, interpreter.statements[interpreter.origin[key]].name
     if old == kind or (isinstance(kind, SortedRows) and maker == "empty_like"):
         return
@@ -32,7 +32,7 @@ def overwrite(interpreter: KindInterpreter, statement: AnalysisStep, key: Hashab
 
 
 def write(interpreter: KindInterpreter, statement: AnalysisStep, key: Hashable) -> None:
-    """Give a written value the kind of the result; other values may share its memory."""
+    """Set the kind of a written value to that of the result; other values may share its memory."""
     if not statement.results or key == statement.results[0][0] or key not in interpreter.values:
         return
     old, new = interpreter.values[key], interpreter.values[statement.results[0][0]]

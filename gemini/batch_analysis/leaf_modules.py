@@ -1,6 +1,6 @@
 """Leaf modules: modules that a graph runs as one node. Common layers of torch.nn have rules; any other is traced.
 
-Its Python runs anew in every run, so branches on contents or on the number of samples are no proof.
+Its Python is executed in every run, so branches on contents or on the number of samples invalidate a proof.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def _constant(tensor: torch.Tensor) -> TensorValue:
 
 
 class _Refusal:
-    """A leaf that could not be analysed, as remembered in the memo."""
+    """A leaf that could not be analysed, as stored in the memo."""
 
     def __init__(self, reason: str) -> None:
         self.reason = reason

@@ -1,7 +1,7 @@
 """Leaf traces: the Python of a leaf, traced at two batch sizes on made-up contents, and analysed.
 
-Sizes are traced as in a capture, and both batch sizes must give the same nodes. The Python of the leaf runs anew in
-every run, so branches on contents or on the number of samples are no proof.
+Sizes are traced as in a capture, and both batch sizes must have the same nodes. The Python of the leaf is executed
+in every run, so branches on contents or on the number of samples invalidate a proof.
 """
 
 from __future__ import annotations

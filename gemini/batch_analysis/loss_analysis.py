@@ -28,7 +28,7 @@ from gemini.ir.pytree import leaves as form_leaves
 
 
 def prove(forms: GraphKinds, tape: Tape, root: int, samples: int | None = None) -> Splitting:
-    """Return whether a value of a tape, the loss, is a sum over micro-batches, and by which weights.
+    """Return the splitting of a value of a tape, the loss: its weights, if it is a sum over micro-batches.
 
     `samples` is their number in this batch, where no output determines it.
     """
@@ -155,7 +155,7 @@ def _make_root_partial(interpreter: KindInterpreter, tape: Tape, root: int) -> s
         if not wanted:
             return value.kind.reason if isinstance(value.kind, Opaque) else "the loss has one entry per sample"
         if not interpreter.demand(value.key, wanted):
-            return "the loss is needed both weighed and unweighed"
+            return "the loss is needed both weighted and unweighted"
     return "the loss does not become a sum over micro-batches"
 
 

@@ -1,12 +1,12 @@
-"""Loss tape: the ops of a script on the outputs of its model, recorded to run elsewhere and later.
+"""Loss tape: the ops of a script on the outputs of its model, recorded to run later, in other processes.
 
     logits = model(x)                        values 0 …       tensors of the output, in its order
     loss = F.cross_entropy(logits, y)        values n, n+1    the operand y, the result
     (loss / 4).backward()                    value n+2        the root
 
 Every tensor has a number. Operands are real tensors of the script; ops refer to the values they read, and their results
-are numbered in turn, so a tape is in order of execution. An op keeps the autograd modes it was called in, so running it
-on real outputs gives the result that the script would have computed.
+are numbered in turn, so a tape is in order of execution. An op stores the autograd modes it was called in, so running
+it on real outputs yields the result that the script would have computed.
 
 An op that writes a value in place is recorded only where nothing else shares the memory of that value, so the ops that
 a value needs follow from numbers alone.
@@ -82,7 +82,7 @@ class Op:
 
     @cached_property
     def kind(self) -> Hashable:
-        """What distinguishes it from other ops."""
+        """The identity of the op, for comparison with other ops."""
         kinds = tuple(literal_type_key(leaf.value) for leaf in leaves(self.form) if isinstance(leaf, Literal))
         return _Kind((self.function, self.form, kinds, self.region, self.results, self.writes))
 
@@ -102,7 +102,7 @@ class Tape:
     outputs: int  # number of tensors in the model's output: values 0 … outputs - 1
     metas: list[Meta]  # of every value
     # Copies made when they were used, except parameters, which cannot change before the step ends. One that requires a
-    # gradient stands for the script's tensor in the script's autograd graph.
+    # gradient represents the script's tensor in the script's autograd graph.
     operands: dict[int, torch.Tensor] = field(default_factory=dict)
     ops: list[Op] = field(default_factory=list)
 
@@ -113,7 +113,7 @@ class Tape:
     def ops_needed_for(self, *values: int) -> list[int]:
         """Return the indices of the ops that values depend on, in order, writes to their inputs included.
 
-        Values that are needed together must be passed together, so that writes keep their order.
+        Values that are needed together must be passed together, so that writes stay in order.
         """
         wanted, found = set(values), []
         for at in range(len(self.ops) - 1, -1, -1):

@@ -3,7 +3,7 @@
     stage 0, 1 …     F0 F1 F2 F3                 B3 B2 B1 B0
     tail                          ▸ join ▸ run ▸ split
 
-The tail is the end of a step in which samples meet; it runs once, on the whole batch. Stages run by micro-batches; the
+The tail is the end of a step that couples samples; it runs once, on the whole batch. Stages run by micro-batches; the
 values that the tail reads are joined in the order of the samples, the tail runs forward and backward with the loss, and
 the gradients of its inputs are split into those of the micro-batches. So no micro-batch begins its backward before the
 last one has passed all stages.

@@ -1,4 +1,4 @@
-"""Micro-batch weights: what the result of a node or tape op is multiplied by, or replaced with, in a micro-batch."""
+"""Micro-batch weights: factors or replacements for the result of a node or tape op in a micro-batch."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ class _Nothing(torch.autograd.Function):  # type: ignore[misc]
 
 
 def weigh(value: Any, weight: Any) -> Any:
-    """Return the result of a weighed node or op in a micro-batch: times a number, or replaced by ("whole", numbers).
+    """Return the weighted result of a node or op in a micro-batch: times a number, or replaced by ("whole", numbers).
 
     ("each", weights by position) are those of several results. A micro-batch in which nothing counts has the mean nan
     and the weight 0: it contributes nothing, and no gradient.

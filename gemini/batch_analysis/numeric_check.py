@@ -43,7 +43,7 @@ def check_splitting(  # noqa: PLR0917
 ) -> str:
     """Return why a splitting must be refused after all; '' if no comparison fails.
 
-    `given`: results of nodes that draw from Python's or NumPy's generator; micro-batches run all nodes `but` these.
+    `given`: results of nodes that use Python's or NumPy's generator; micro-batches run all nodes `but` these.
     """
     call = ModelCall(args, kwargs)
     sizes = _sizes(call, forms)
@@ -193,7 +193,7 @@ def _compare_graph(  # noqa: PLR0917
         for node, made in drawn.items():
             noise[node] = _part(forms, Ref(node), made, (start, length, sum(sizes)))
         factors = {node: weight[index] for node, weight in weights.items()}
-        saved.restore()  # every micro-batch finds buffers as they were
+        saved.restore()  # every micro-batch starts from the same buffers
         found.append(run_graph(graph, bind(model, args, kwargs), factors, noise, but))
     return _differ(graph, splitting, whole, found)
 
@@ -213,7 +213,7 @@ def _differ(
 
 
 def _part(forms: GraphKinds, ref: Ref, made: Any, where: tuple[int, int, int]) -> Any:
-    """Return the part of some samples of the result of a node that draws random numbers."""
+    """Return the part of some samples of the result of a random node."""
     if isinstance(made, torch.Tensor):
         kind = forms.kind(ref)
         return kind.take(made, *where).clone() if isinstance(kind, Shard) else made.clone()
@@ -239,7 +239,7 @@ def _whole_by_model(graph: Graph, args: Any, kwargs: Any) -> dict[Ref, torch.Ten
 def _whole_run(
     graph: Graph, bound: dict[str, Any], given: Mapping[int, Any]
 ) -> tuple[dict[Ref, torch.Tensor], dict[int, Any]]:
-    """Return the outputs on the whole batch, and the results of nodes that draw random numbers."""
+    """Return the outputs on the whole batch, and the results of random nodes."""
     execution = Execution(graph, graph.bound_model(), bound)
     drawn: dict[int, Any] = {}
     with RegionSwitch() as regions:

@@ -1,4 +1,4 @@
-"""Op calls: an op as a rule sees it, with the kind and shape of every tensor in place of its contents.
+"""Op calls: the input of a rule, an op with the kind and shape of every tensor in place of its contents.
 
 Shapes are those of a run on `samples` samples. In a graph that number occurs nowhere else, so a size that counts
 samples cannot be confused with another; numbers of the model's Python that count samples are `SampleCount`.
@@ -21,11 +21,11 @@ SAMPLES = 1_000_003
 
 
 class AnalysisRefused(Exception):
-    """An op whose result does not follow from micro-batches; the text says why."""
+    """An op whose result does not follow from micro-batches; the message is the reason."""
 
 
 class DecisionDemand(Exception):
-    """An earlier decision must be made otherwise: the interpretation restarts there."""
+    """An earlier decision must change: the interpretation restarts there."""
 
     def __init__(self, key: Hashable, decision: Any) -> None:
         super().__init__(f"{key}: {decision}")
@@ -34,7 +34,7 @@ class DecisionDemand(Exception):
 
 @dataclass(frozen=True)
 class RowIndexDecision:
-    """A decision: a value holds row indices of a tensor with so many rows per sample."""
+    """A decision: a value holds row indices of a tensor with this number of rows per sample."""
 
     rows: int
 
@@ -55,7 +55,7 @@ class DataNumber:
 
 @dataclass(frozen=True)
 class Repeats:
-    """The value whose entries a tensor repeats, each so many times, sample by sample."""
+    """The value whose entries a tensor repeats, each a fixed number of times, sample by sample."""
 
     key: Hashable
     kind: Shard
@@ -175,7 +175,7 @@ class OpCall:
         return f"{what or self.name} of {words.get(type(value.kind), 'a tensor without samples')}"
 
     def must_be(self, value: TensorValue, kind: Shard) -> None:
-        """Require that a tensor is of this kind, or an operand that can be sharded so."""
+        """Require that a tensor is of this kind, or an operand that can be sharded accordingly."""
         if value.kind == kind:
             return
         if value.operand and value.is_constant and value.shape[kind.dim] == self.samples * kind.entries:
@@ -185,7 +185,7 @@ class OpCall:
         raise AnalysisRefused(f"{self.name} with a tensor that is not split as the samples are")
 
     def each(self, mask: TensorValue, kind: Shard, entries: int, or_none: bool = False) -> None:
-        """Rely on a mask with so many true entries per sample; it must be known before the step."""
+        """Assume this number of true entries per sample of a mask; it must be known before the step."""
         source = mask.repeats
         if mask.known:
             self.conditions.append(EqualMaskCounts(mask.key, kind, entries, or_none))

@@ -92,7 +92,7 @@ def _is_plain(graph: Graph, node: Node) -> bool:
 
 
 def uses_host_rng(graph: Graph, node: Node) -> bool:
-    """Return whether a node is a function that draws from Python's or NumPy's generator."""
+    """Return whether a node is a function that uses Python's or NumPy's generator."""
     return node.kind == "call" and node.random and graph.calls.get(node.target, "").startswith(USES_HOST_RNG)
 
 
@@ -170,7 +170,7 @@ class _SizeOnlyTensor(torch.Tensor):  # type: ignore[misc]
 
     @staticmethod
     def __new__(cls, shape: Sequence[int], dtype: torch.dtype, device: str) -> Any:
-        """Make one without contents; it requires a gradient, as all values do that functions receive so."""
+        """Create a tensor without contents; it requires a gradient, as do all values passed in this form."""
         return torch.Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device, requires_grad=True)
 
     @classmethod
@@ -180,7 +180,7 @@ class _SizeOnlyTensor(torch.Tensor):  # type: ignore[misc]
 
 
 class _PrecomputeRun(Execution):
-    """A run of some nodes; the others have only sizes."""
+    """A run of some nodes; all other nodes have only sizes."""
 
     of_function = False  # the current node is an opaque function
 
@@ -232,7 +232,7 @@ class Precomputed:
         host_results: Mapping[int, Any] | None = None,
     ) -> None:
         self.graph, self.bound, self.model = graph, bound, model or graph.bound_model()
-        self.host_results = host_results  # of nodes that draw from Python's or NumPy's generator
+        self.host_results = host_results  # of nodes that use Python's or NumPy's generator
         self.execution = self._begun()
         self.tape = tape
 
@@ -285,7 +285,7 @@ _MOST = 1 << 14  # entries per sample of a replaced value
 
 
 def is_divisible(result: ResultMeta, samples: int) -> bool:
-    """Return whether a result has equally many entries per sample, and few enough to be sent along."""
+    """Return whether a result has equally many entries per sample, and few enough to be sent with the step."""
     if not isinstance(result.batch, int) or result.shape[result.batch] % samples:
         return False
     return 0 < prod(result.shape) // samples <= _MOST

@@ -1,8 +1,8 @@
 """Kind interpreter: propagates batch kinds through analysis steps, in order, by the rules of their ops.
 
-A step that needs an earlier one otherwise (two means with different weights are added: both must become sums first)
-demands it; the earlier step is decided so, and interpretation restarts there. There are five decisions, each of which
-gives the step a weight:
+A step may demand another kind of an earlier result (two means with different weights are added: both must become sums
+first); the decision is recorded, and interpretation restarts at the earlier step. There are five decisions, each of
+which assigns the step a weight:
 
 | decision | the result was                          | it becomes                     | by the weight    |
 |----------|-----------------------------------------|--------------------------------|------------------|
@@ -76,10 +76,10 @@ class KindInterpreter:
     conditions: dict[Hashable, list[Condition]] = field(default_factory=dict)  # by step
     pointers: dict[Hashable, int] = field(default_factory=dict)  # row indices → rows per sample
     precomputable: set[int] = field(default_factory=set)  # nodes that can be computed before a step
-    frozen: bool = False  # nothing may be weighed
+    frozen: bool = False  # nothing may be weighted
     is_rolled: bool = False  # the Python of the graph loops over samples
     least: int = 1  # fewest samples of a micro-batch
-    micro_batch_statistics: bool = False  # batch normalization may use those of a micro-batch
+    micro_batch_statistics: bool = False  # batch normalization may use statistics per micro-batch
     has_overwrites: bool = False  # an in-place write changed the kind of a value
     forgets: bool = False  # a write in a tape made earlier values unknown
     mixes: bool = False  # operands of a tape share memory as different types
@@ -274,7 +274,7 @@ class KindInterpreter:
         return args, kwargs
 
     def _read_late(self, late: tuple[int, ...], form: Any) -> Any:
-        """Return a value; if it was written since it was made, with the facts that hold after these writes."""
+        """Return a value; if it was written since it was made, with the properties that hold after these writes."""
         value = self.read(form)
         writes = tuple(write for write in late if isinstance(value, TensorValue) and write > form.node)
         if not writes:
@@ -357,7 +357,9 @@ class KindInterpreter:
             for value in call.tensors():
                 if value.is_constant and self._possible(value.key, "once"):
                     return DecisionDemand(value.key, "once")
-        return self._demand_whole(call.tensors()) or AnalysisRefused("its parts are needed both weighed and unweighed")
+        return self._demand_whole(call.tensors()) or AnalysisRefused(
+            "its parts are needed both weighted and unweighted"
+        )
 
     def _demand_whole(self, tensors: Sequence[TensorValue]) -> DecisionDemand | None:
         """Demand that a sum over the batch that is known before the step is replaced by its value."""

@@ -1,6 +1,6 @@
 """Reference run: a tape on the values of one micro-batch, and a graph by micro-batches, in one process.
 
-The reference for every executor of a splitting: nodes and ops are weighed, numbers of samples in the tape are those of
+The reference for every executor of a splitting: nodes and ops are weighted, numbers of samples in the tape are those of
 the micro-batch, operands are sharded.
 """
 
@@ -59,7 +59,7 @@ def _to_double(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def split_operands(tape: Tape, splitting: Splitting, start: int, length: int, total: int) -> dict[int, torch.Tensor]:
-    """Return the operands of a micro-batch."""
+    """Return the operands for one micro-batch."""
     found = {}
     for number, tensor in tape.operands.items():
         kind = splitting.outputs[number]
@@ -74,7 +74,7 @@ def run_graph(
     drawn: Mapping[int, Any] | None = None,
     but: Collection[int] = (),
 ) -> dict[Ref, torch.Tensor]:
-    """Return the outputs of a graph on a micro-batch; `drawn` are the results of nodes that draw random numbers.
+    """Return the outputs of a graph on a micro-batch; `drawn` are the results of random nodes.
 
     Branches on random numbers are not checked. Nodes in `but`, which no other needs, and branches on them are skipped.
     """

@@ -1,4 +1,4 @@
-"""Rolled graphs: the kinds of values of loops over samples, where the graph of one micro-batch stands for several.
+"""Rolled graphs: the kinds of values of loops over samples, where the graph of one micro-batch represents several.
 
 A node's *role* is its meaning for the whole batch (proven by `gemini.capture.sample_loops`). A value with one copy per
 micro-batch, made of its samples alone, is `PerMicroBatch`. Copies result from unstacking samples, and become samples
@@ -73,7 +73,7 @@ def refuse_per_micro_batch(args: Any, kwargs: Any) -> None:
 
 
 def settle_branches(interpreter: KindInterpreter, graph: Graph, bound: dict[str, Any] | None) -> str:
-    """Add the conditions that branches on contents go as captured; return why that is impossible.
+    """Add the conditions that branches on contents are those captured; return why that is impossible.
 
     `settle_guards` handles guards that are not known before a step.
     """

@@ -1,9 +1,9 @@
-"""Splitting: how a step on N samples becomes M steps on parts of them, with the same loss and gradients.
+"""Splitting: a step on N samples as M steps on parts of them, with the same loss and gradients.
 
     whole batch        loss = mean over 8 samples
     micro-batches      3/8 · mean over 3   +   3/8 · mean over 3   +   2/8 · mean over 2
 
-The kind of a value says how the whole-batch value follows from those of the micro-batches:
+The kind of a value defines how the whole-batch value follows from those of the micro-batches:
 
 | kind            | the whole value is                                                                 |
 |-----------------|------------------------------------------------------------------------------------|
@@ -17,7 +17,7 @@ The kind of a value says how the whole-batch value follows from those of the mic
 | WeightedPartial | their sum, each times its weight; the weights add up to one                        |
 | Opaque          | not computable from them                                                           |
 
-The *weight* of a node or tape op is what its result is multiplied by (or replaced with) in a micro-batch.
+The *weight* of a node or tape op is the factor (or the replacement) of its result in a micro-batch.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Splitting:
         return not self.reason
 
     def op(self, at: int, op: Op, samples: int) -> Op:
-        """Return the op of a tape for a micro-batch of so many samples."""
+        """Return the op of a tape for a micro-batch of this number of samples."""
         form = op.form
         for path, entries in self.sizes.get(at, {}).items():
             form = replace_part(form, path, _range(samples) if entries == NUMBERS else Literal(entries * samples))
@@ -75,7 +75,7 @@ class Splitting:
     def weights(
         self, known: PrecomputedValues, sizes: Sequence[int]
     ) -> tuple[Mapping[int, list[Any]], Mapping[int, list[Any]]]:
-        """Return the factors of weighed nodes and of weighed ops, one per micro-batch.
+        """Return the factors of weighted nodes and ops, one per micro-batch.
 
         Raises SplittingError where the contents of an operand or a mask violate an assumption of the proof.
         """

@@ -1,6 +1,6 @@
 """Tape interpreter: runs recorded ops on real tensors, each in the autograd modes it was recorded in.
 
-The worker runs the loss of a micro-batch with it, the numeric check its reference run, eager replay a whole tape.
+Used by workers for the loss of a micro-batch, by the numeric check for its reference run, by eager replay for a tape.
 
 In-place writes: an op with `writes = w` changes the tensor of value w, and the tape numbers the contents after the
 write `results[0]`. After the op both numbers refer to the tensor that was passed as w, whatever the op returns
@@ -34,7 +34,7 @@ class OpRaised(Exception):
 
 
 class FailedValue:
-    """Stands for a value whose op raised, or read another failed value."""
+    """Represents a value whose op raised, or read another failed value."""
 
     def __init__(self, error: BaseException) -> None:
         self.error = error
@@ -49,9 +49,9 @@ def run_ops(
     convert: Callable[[torch.Tensor], torch.Tensor] | None = None,
     keep_failures: bool = False,
 ) -> None:
-    """Run ops, each with its index in the tape; `values` holds what they read and receives their results.
+    """Run ops, each with its index in the tape; `values` holds their inputs and receives their results.
 
-    A value that is not in `values` is read from `operands`. The result of an op in `weights` is weighed, and every new
+    A value that is not in `values` is read from `operands`. The result of an op in `weights` is weighted, and every new
     tensor converted by `convert`. With `keep_failures` an op that raises leaves a `FailedValue` in place of each
     result, and so does every op that reads one; otherwise `OpRaised` ends the run.
     """

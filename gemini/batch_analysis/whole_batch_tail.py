@@ -1,4 +1,4 @@
-"""Whole-batch tail: the end of a graph in which samples meet, and the proof that everything before it may be split.
+"""Whole-batch tail: the end of a graph that couples samples, and the proof that everything before it may be split.
 
     image ─► tower ─► a ─┐
                          ├─► a @ b.T ─► loss            a, b: Shard        the rest: the tail, on the whole batch
@@ -6,7 +6,7 @@
 
 A tail is closed: every node that needs one of its values belongs to it. The values it reads are of kinds that can be
 joined: sharded, replicated, sums (a mean becomes one by its weight). A tail needs no proof: it runs on all samples, as
-on one device. The loss belongs to it. The numeric check at the end compares what the tail reads, joined from
+on one device. The loss belongs to it. The numeric check at the end compares the inputs of the tail, joined from
 micro-batches, with the whole batch, and the graph, captured on a micro-batch, with the model on the whole batch.
 """
 
@@ -40,7 +40,7 @@ from gemini.snapshot.rng_snapshot import preserve_rng_state
 
 
 class NoTail(Exception):
-    """A graph has no tail; the text says why."""
+    """A graph has no tail; the message is the reason."""
 
 
 def release_blockers(forms: GraphKinds) -> GraphKinds:
@@ -133,12 +133,12 @@ def _written_nodes(graph: Graph, found: set[int]) -> Iterator[int]:
 
 
 def _check_writes_and_rng(graph: Graph, found: set[int]) -> None:
-    """Require that a tail writes only its own values or buffers, and is the last to draw random numbers."""
+    """Require that a tail writes only its own values or buffers, and that its random numbers are the last of the step."""
     strange = next(
         (at for at in _written_nodes(graph, found) if at not in found and graph.nodes[at].kind != "buffer"), None
     )
     if strange is not None:
-        raise NoTail(f"{graph.nodes[strange].name} is written where samples have met")
+        raise NoTail(f"{graph.nodes[strange].name} is written after samples were coupled")
     model = graph.bound_model()
     for index in found:
         for owner in graph.nodes[index].changes:
@@ -157,7 +157,7 @@ def join_weighted(forms: GraphKinds, wanted: Iterable[Ref]) -> KindInterpreter:
     for ref in dict.fromkeys(wanted):
         value = interpreter.values.get(ref)
         if value is not None and isinstance(value.kind, WeightedPartial) and not interpreter.demand(ref, "share"):
-            raise NoTail(f"{forms.graph.nodes[ref.node].name} is a mean that is needed both weighed and unweighed")
+            raise NoTail(f"{forms.graph.nodes[ref.node].name} is a mean that is needed both weighted and unweighted")
     for ref in wanted:
         value = interpreter.values.get(ref)
         if value is None or not isinstance(value.kind, (Shard, Replicate, Partial)):
@@ -204,7 +204,7 @@ def prove_tail(forms: GraphKinds, nodes: tuple[int, ...], tape: Tape, root: int 
 
 
 def _find_size_branch(interpreter: KindInterpreter, graph: Graph, tail: set[int], samples: int) -> str:
-    """Return the first branch on sizes outside the tail that the whole batch would take otherwise; '' if none."""
+    """Return the first branch on sizes outside the tail whose outcome differs for the whole batch; '' if none."""
     for guard in graph.guards:
         if guard.data or any(ref.node in tail for part in tensor_reads(guard.expr) for ref in expr_refs(part)):
             continue

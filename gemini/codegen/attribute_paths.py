@@ -1,4 +1,4 @@
-"""Attribute paths: how a stage's code reaches modules and tensors it holds (`self.encoder.layer["6"].attention`)."""
+"""Attribute paths: the code by which a stage accesses its modules and tensors (`self.encoder.layer["6"].attention`)."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def original(model: nn.Module, path: str) -> str:
 
 
 class Paths:
-    """Texts of the modules and tensors a stage holds; `local` maps modules to variables, `read` are those in use."""
+    """Texts of a stage's modules and tensors; `local` maps modules to variables, `read` are those in use."""
 
     def __init__(self, skeleton: Skeleton) -> None:
         self.skeleton = skeleton
@@ -155,7 +155,7 @@ def _own_lines(holding: Holding, here: str, there: str) -> list[str]:
 
 
 def _comprehension_children(holding: Holding) -> dict[str, int]:
-    """Return the children that a comprehension can take: the first run of whole ones."""
+    """Return the children that a comprehension can cover: the first run of whole ones."""
     run: dict[str, int] = {}
     for name, part in holding.children.items():
         if not part.whole or not name.isdigit() or (run and int(name) != max(run.values()) + 1):

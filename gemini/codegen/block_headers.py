@@ -37,7 +37,7 @@ def _names(loop: Loop, taken: set[str]) -> dict[str, str]:
 
 
 def _header(loop: Loop, paths: Paths, names: list[str], taken: set[str]) -> list[str]:
-    """Return a header over the layers themselves, if the loop takes them all, else over their indices."""
+    """Return a header over the layers themselves, if the loop covers them all, else over their indices."""
     holding = paths.find(loop.prefix)
     container = paths.module(loop.prefix) if loop.prefix else "self"
     whole = holding is None or holding.whole
@@ -64,14 +64,14 @@ def _header(loop: Loop, paths: Paths, names: list[str], taken: set[str]) -> list
 
 # ── autograd modes ───────────────────────────────────────────────────────────────────────────────────────────────────
 def base_region(graph: Graph) -> Region | None:
-    """Return the autograd modes in which a call arrives."""
+    """Return the autograd modes at the entry of a call."""
     if graph.validity is not None:
         return graph.validity.region
     return next((node.region for node in graph.nodes if node.kind == "input"), None)
 
 
 def contexts(region: Region, base: Region) -> list[str]:
-    """Return the context managers that switch from the base modes to others."""
+    """Return the context managers that switch from the base modes to different ones."""
     found = []
     if region.inference != base.inference:
         found.append(f"torch.inference_mode({'' if region.inference else 'False'})")

@@ -1,4 +1,4 @@
-"""Expressions: the arguments of a node, and numbers, as Python text."""
+"""Expressions: Python text of node arguments and numbers."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ class Expressions:
         return Text(f"{self.imports.support('record')}({name}{self.state(form.state)})")
 
     def state(self, state: Any) -> str:
-        """Return attributes as further keywords of a call."""
+        """Return attributes as additional keywords of a call."""
         if all(is_name(key) for key, _ in state):
             return "".join(f", {key}={self.form(part)}" for key, part in state)
         return f", **{{{', '.join(f'{self.plain(key)}: {self.form(part)}' for key, part in state)}}}"

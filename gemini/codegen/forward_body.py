@@ -58,7 +58,7 @@ class ForwardBody:
         return None if region == self.base or self.base is None else region
 
     def _group(self, region: Region | None, items: list[tuple[Item, int]]) -> None:
-        """Write items of one region; neighbours share one `with`, so that autocast keeps its cast weights."""
+        """Write items of one region; neighbours share one `with`, so that autocast reuses its cast weights."""
         space = self._enter(region, "")
         run: list[StageStatement] = []
         for item, end in items:

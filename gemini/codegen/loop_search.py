@@ -1,8 +1,8 @@
-"""Loop search: when neighbouring parts of a stage are iterations of one loop, and that loop.
+"""Loop search: find neighbouring parts of a stage that are iterations of one loop, and build the loop.
 
 A part is a layer `prefix.index` with the glue code that follows it, several such layers, or one call of a module that
 is called repeatedly. Parts are equal if they are the same steps with the same arguments, where a reference into the
-part itself keeps its place, and one into the part before it becomes a value carried between iterations:
+part itself has the same position, and one into the previous part becomes a value carried between iterations:
 
     part 6   q = query(h)    a = attend(q, mask)   o = out(a, h)         h: value from before the loop
     part 7   q = query(o₆)   a = attend(q, mask)   o = out(a, o₆)        o₆: carried, mask: the same in all
@@ -56,7 +56,7 @@ class LoopTurnSteps:
 
 
 class LoopFinder:
-    """Finds equal parts of a stage, and makes loops of them."""
+    """Finds equal parts of a stage and rolls them into loops."""
 
     def __init__(
         self, graph: Graph, paths: Paths, steps: list[StageStep], leaving: list[Ref], apart: Collection[int] = ()
@@ -95,7 +95,7 @@ class LoopFinder:
     def _match(
         self, before: LoopTurnSteps | None, one: LoopTurnSteps, other: LoopTurnSteps, starts: dict[Place, Ref]
     ) -> bool:
-        """Return whether a part equals the one before it; the first iteration (nothing before) sets the starts."""
+        """Return whether a part equals the previous one; the first iteration (nothing before) sets the starts."""
         if len(one.steps) != len(other.steps):
             return False
         found = dict(starts)
@@ -160,9 +160,9 @@ class LoopFinder:
         return repr((*facts, node.out_spec, made, inner, len(node.mutates), needs_output_check(self.graph, node)))
 
     def _access_text(self, target: str, unit: LoopTurnSteps, text: Callable[[str], str]) -> str:
-        """Return how the code reaches a target from the layer that contains it.
+        """Return the access path of a target from the layer that contains it.
 
-        Of one layer the stage may hold all, of another some parts, reached otherwise (`parts[0]`, `parts["0"]`).
+        A stage may hold one layer entirely and another in part, with different paths (`parts[0]`, `parts["0"]`).
         """
         at = unit.layer(target)
         if at is None:
@@ -172,7 +172,7 @@ class LoopFinder:
 
     # ── values used outside ───────────────────────────────────────────────────────────────────────────────────
     def _find_used_outside(self, units: list[LoopTurnSteps]) -> dict[Place, set[int]]:
-        """Return the values of parts that code outside the loop reads: in which parts."""
+        """Return the values that code outside the loop reads, with the parts that make them."""
         inside = {id(step) for unit in units for step in unit.steps}
         found: dict[Place, set[int]] = {}
         for at, unit in enumerate(units):
@@ -185,7 +185,7 @@ class LoopFinder:
         return found
 
     def until_used(self, units: list[LoopTurnSteps]) -> int:
-        """Count the parts that a loop can take: to the first whose values are needed afterwards, unless all are."""
+        """Count the parts that a loop can cover: up to the first whose values are needed afterwards, unless all are."""
         count = len(units)
         while count > 1:
             used = self._find_used_outside(units[:count])

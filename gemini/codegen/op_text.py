@@ -32,7 +32,7 @@ from gemini.ir.pytree import Literal, Number, Ref
 if TYPE_CHECKING:
     from gemini.codegen.expressions import Expressions
 
-# Only functions that the operator itself calls: the text runs what was recorded.
+# Only functions that the operator itself calls, so that the text runs the recorded function.
 INFIX = {
     "add": ("+", PLUS), "sub": ("-", PLUS), "mul": ("*", TIMES), "div": ("/", TIMES), "true_divide": ("/", TIMES),
     "__floordiv__": ("//", TIMES), "remainder": ("%", TIMES), "__mod__": ("%", TIMES), "matmul": ("@", TIMES),

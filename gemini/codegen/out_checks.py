@@ -1,7 +1,7 @@
-"""Output checks: which nodes must be checked for the output structure they had when they were captured.
+"""Output checks: select the nodes whose output structure must be compared with the captured one.
 
-Blocks, functions and custom modules run any Python and may return another structure for another batch. Layers of torch
-and code with a single return always return the same structure, and are not checked.
+Blocks, functions and custom modules run arbitrary Python and may return another structure for another batch. Layers of
+torch and code with a single return always return the same structure, and are not checked.
 """
 
 from __future__ import annotations

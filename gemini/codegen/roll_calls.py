@@ -2,8 +2,8 @@
 
     query key value attend dense ffn norm │ query key value attend dense ffn norm │ query …
 
-Steps of a stage that recur after a period of p are iterations of a loop, if they are equal as layers are. A stage may
-begin or end in the middle of a call; the iterations begin where the model's first call does, if possible.
+Steps of a stage that recur after a period of p are iterations of a loop, if they are equal in the same sense as layers.
+A stage may begin or end in the middle of a call; the iterations are aligned with the model's first call, if possible.
 """
 
 from __future__ import annotations

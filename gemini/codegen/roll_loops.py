@@ -49,7 +49,7 @@ def roll(
 ) -> Rolled:
     """Return the steps of a stage with its equal layers rolled; `paths` maps modules to their access in the stage.
 
-    Nodes in `apart` equal no other.
+    Nodes in `apart` are never treated as equal.
     """
     leaving = [port.value for port in interface.outputs if isinstance(port.value, Ref)]
     alike = LoopFinder(graph, paths, steps, leaving, apart)
@@ -94,7 +94,7 @@ class _Layers:
         return done
 
     def _loops(self, units: list[LoopTurnSteps]) -> list[Loop | LoopTurnSteps]:
-        """Return the parts with runs of equal ones made loops: of one layer per iteration, or a few that alternate."""
+        """Return the parts with runs of equal ones rolled into loops, of one or a few alternating layers each."""
         found: list[Loop | LoopTurnSteps] = []
         at = 0
         while at < len(units):
@@ -123,7 +123,7 @@ class _Layers:
 
 
 def _group_units(units: list[LoopTurnSteps], width: int) -> list[LoopTurnSteps]:
-    """Return parts of so many layers each; the remainder at the end is dropped."""
+    """Return parts of `width` layers each; the remainder at the end is dropped."""
     if width == 1:
         return units
     found = []

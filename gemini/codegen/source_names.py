@@ -1,6 +1,6 @@
 """Source names: the statement of the model's code that made a value, read from its file.
 
-Best effort: a file that cannot be found or parsed gives nothing, and names then come from scopes and ops.
+Best effort: if a file cannot be found or parsed, names are derived from scopes and ops.
 """
 
 from __future__ import annotations

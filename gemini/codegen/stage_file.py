@@ -66,7 +66,7 @@ class StageFile:
 
 
 def _scopes(nodes: list[Node]) -> str:
-    """Return the parts of the model that a stage runs, in a few words."""
+    """Return a short description of the parts of the model that a stage runs."""
     found = list(dict.fromkeys(_layer(node) for node in nodes))
     named = [scope for scope in found if scope] or ["top-level code of the model"]
     return ", ".join(named) if len(named) <= 3 else f"{named[0]} … {named[-1]}"

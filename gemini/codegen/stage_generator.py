@@ -41,7 +41,7 @@ def generate_stages(
 ) -> tuple[StageCode, ...]:
     """Return the stages of a partitioned graph as Python sources.
 
-    `shares`: nodes whose result is weighed in a micro-batch, and the index of each in `stage.shares`.
+    `shares`: nodes whose result is weighted per micro-batch, and the index of each in `stage.shares`.
     """
     partition.validate(graph)
     reads, namer = stage_reads(graph, partition), Namer(graph)

@@ -3,9 +3,9 @@
         call ──input_ids──► stage 0 ──hidden──► stage 1 ──hidden_2──► stage 2 ──► loss
                                └───────────── mask ─────────────────────┘
 
-A value goes directly from the stage that makes it to every stage that reads it. A stage that only needs the size of a
-tensor gets the number. Tensors that the model holds are no ports: every stage that reads them holds them. Results that
-are inputs of the call, or tensors that the model holds, are no ports either.
+A value is sent directly from the stage that makes it to every stage that reads it. A stage that only needs the size of
+a tensor receives the number. Parameters, buffers and other tensors of the model are no ports: every stage that reads
+them holds them. Results that are inputs of the call, or tensors of the model, are no ports either.
 """
 
 from __future__ import annotations

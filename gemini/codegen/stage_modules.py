@@ -1,7 +1,7 @@
 """Stage modules: which modules, parameters and buffers every stage holds, under their original names.
 
-A module that only one stage uses is held as it is. A module of which several stages use parts is mirrored in each of
-them by an empty one, with those parts under the same names:
+A module that only one stage uses belongs to that stage unchanged. A module of which several stages use parts is
+mirrored in each of them by an empty module, with those parts under the same names:
 
     model.encoder            stage 0: encoder = nn.Module()         stage 1: encoder = nn.Module()
       .layer.0                          .layer.0 = original
@@ -40,7 +40,7 @@ class Holding:
     children: dict[str, Holding] = field(default_factory=dict)
 
     def walk(self) -> Iterator[Holding]:
-        """Yield it and everything below, in the model's order."""
+        """Yield the module and all its descendants, in the model's order."""
         yield self
         for child in self.children.values():
             yield from child.walk()
@@ -176,7 +176,7 @@ class _Assigner:
             self.assign(join(path, name), child, default, covered)
 
     def _of_alias(self, path: str, module: nn.Module) -> set[int]:
-        """Return the users of a module that has another name too."""
+        """Return the users of a module that has a second name."""
         first = self.names.get(id(module), path)
         found = self.needs.users.get(first, set()) if first != path else set()
         return {min(found)} if found else set()

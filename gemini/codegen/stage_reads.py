@@ -1,6 +1,6 @@
 """Stage reads: the values that the nodes of a stage read, and the guards that it checks.
 
-A stage reads tensors, and numbers computed from tensors that it need not have (`x.shape[0]`). Guards that are checked
+A stage reads tensors, and numbers computed from tensors it does not receive (`x.shape[0]`). Guards that are checked
 before a call is dispatched are omitted: those on sizes that the signature fixes, and those that the guards of the call
 cover.
 """
@@ -66,7 +66,7 @@ def stage_reads(graph: Graph, partition: Partition) -> list[Reads]:
 
 
 def _needed_nodes(graph: Graph, guards: list[Guard]) -> set[int]:
-    """Return the nodes that have to run: not those that only serve a guard which is checked beforehand."""
+    """Return the nodes that must run, without those that only serve a guard checked before dispatch."""
     wanted = {ref.node for ref in refs(graph.result)}
     wanted |= {ref.node for guard in guards for ref in expr_refs(guard.expr)}
     found = set()

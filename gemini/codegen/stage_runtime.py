@@ -1,7 +1,7 @@
 """Stage runtime: the functions that generated stages need beyond plain torch.
 
 `expect` and `check_output` check the assumptions of captured Python; `sequence`, `mapping`, `record` and `closure`
-build values that have no literal; `inner_results` collects results of inner modules; `Extra` keeps the extra state of a
+build values that have no literal; `inner_results` collects results of inner modules; `Extra` saves the extra state of a
 module that is spread over several stages.
 """
 
@@ -93,11 +93,11 @@ def inner_results(modules: dict[str, nn.Module]) -> Iterator[dict[str, list[Any]
 
 
 class Extra(nn.Module):  # type: ignore[misc]
-    """Stands for a module of which this stage holds parts, and saves its extra state."""
+    """Represents a module of which this stage holds parts, and saves its extra state."""
 
     def __init__(self, original: nn.Module) -> None:
         super().__init__()
-        self.__dict__["original"] = original  # not a child: its parameters are held by name
+        self.__dict__["original"] = original  # not a child: its parameters are registered by name
 
     def get_extra_state(self) -> Any:
         """Return the extra state of the original."""

@@ -12,7 +12,7 @@ from gemini.codegen.stage_modules import join
 from gemini.codegen.stage_steps import StageStep
 from gemini.ir.pytree import Path, Ref
 
-ANYWHERE = -1  # the index of no particular layer
+ANYWHERE = -1  # the index if there is no particular layer
 
 
 @dataclass(eq=False)

@@ -26,7 +26,7 @@ class StageStep:
 
     @property
     def forms(self) -> tuple[Any, ...]:
-        """What it reads, as forms."""
+        """The forms that it reads."""
         if self.node is not None:
             return self.node.args, self.node.kwargs
         if self.guard is not None:
@@ -34,7 +34,7 @@ class StageStep:
         return () if self.number is None else (Number(self.number),)
 
     def tensors(self) -> Iterator[Ref]:
-        """Yield the tensors it reads as such, every occurrence, in the order of evaluation."""
+        """Yield the tensors it reads directly, every occurrence, in the order of evaluation."""
         for form in self.forms:
             yield from (leaf for leaf in leaves(form) if isinstance(leaf, Ref))
 
@@ -69,6 +69,6 @@ def stage_steps(graph: Graph, reads: list[Reads], interface: Interface) -> list[
 
 
 def read_refs(step: StageStep) -> Iterator[Ref]:
-    """Yield all tensors that a step reads, as such or as numbers."""
+    """Yield all tensors that a step reads, directly or as numbers."""
     for form in step.forms:
         yield from refs(form)

@@ -38,7 +38,7 @@ class Statements:
         shares: MappingType[int, int] | None = None,
     ) -> None:
         self.graph, self.bindings, self.imports, self.paths = graph, bindings, imports, paths
-        self.shares = shares or {}  # weighed nodes → indices into `self.shares` of the stage
+        self.shares = shares or {}  # weighted nodes → indices into `self.shares` of the stage
         self.inner = "inner"
         self.inlined: dict[Ref, Text] = {}
         self.lengths: dict[int, int] = {}  # of every node's text, folded ones excluded
@@ -162,7 +162,7 @@ class Statements:
         return follow_text(Text(f"{self.inner}[{string(name)}][{call}]"), tuple(rest))
 
     def _hoist(self, node: Node) -> list[str]:
-        """Write containers that get a variable; one that contains itself is made first and then filled."""
+        """Write containers that get a variable; one that contains itself is created first and then filled."""
         self.write.where = f"node {node.name} ({node.line})" if node.line else f"node {node.name}"
         self.write.labels = {}, {}
         lines = []
@@ -206,7 +206,7 @@ class Statements:
         if node.kind == "op" and not watched:
             return self.write.call_op(node.target, args, kwargs)
         function = self._function(node)
-        if self.shares and uses_host_rng(self.graph, node):  # its readers get the whole batch's random numbers
+        if self.shares and uses_host_rng(self.graph, node):  # its readers receive the random numbers of the whole batch
             function = f"{self.imports.name('gemini.random_numbers.host_rng', 'preserve_host_rng')}({function})"
         if watched:
             function = f"{self.imports.support('check_output')}({function}, {string(node.out_spec)})"

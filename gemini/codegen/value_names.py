@@ -1,4 +1,4 @@
-"""Value names: what the values of a graph are called.
+"""Value names: variable names for the values of a graph.
 
 First choice is the variable that the model's code assigned the value to, else the module or op that made it.
 """
@@ -141,7 +141,7 @@ def snake(text: str) -> str:
 
 
 def identifier(text: str) -> str:
-    """Return the text as a Python identifier that hides nothing."""
+    """Return the text as a Python identifier that shadows nothing."""
     name = re.sub(r"\W+", "_", text).strip("_") or "value"
     name = f"value_{name}" if name[0].isdigit() else name
     return f"{name}_" if name in RESERVED else name

@@ -1,4 +1,4 @@
-"""Variables: which variables hold the values of a stage, and how each value is read from them."""
+"""Variables: assign the values of a stage to variables and access paths."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _FEW = 3
 
 
 class Bindings:
-    """`places[value]` is the variable that holds a value and the path from there; `targets[node]` what a node sets."""
+    """`places[value]` is the variable of a value and the path from it; `targets[node]` the variables that it sets."""
 
     def __init__(
         self, graph: Graph, namer: Namer, inputs: Iterable[Port], outputs: list[Ref | Expr], items: list[Item]
@@ -144,7 +144,7 @@ class Bindings:
         return [self._pattern(node, part, (*path, ("i", at)), wanted) for at, part in enumerate(shape)]
 
     def _hoist(self, node: Node, target: Target, wanted: list[Ref]) -> None:
-        """Give variables to containers that occur twice in the arguments, or are read after the call."""
+        """Assign variables to containers that occur twice in the arguments, or are read after the call."""
         again = [
             {leaf.label for leaf in leaves(form) if isinstance(leaf, BackReference)}
             for form in (node.args, node.kwargs)
@@ -224,7 +224,7 @@ def containers(form: Any) -> Iterator[Any]:
 
 
 def follow_form(form: Any, step: tuple[str, Any]) -> Any:
-    """Return the part of a form that a step leads to."""
+    """Return the part of a form that a path step selects."""
     return form.items[step[1]] if isinstance(form, SequenceForm) else dict(form.items)[step[1]]
 
 

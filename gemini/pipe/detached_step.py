@@ -1,4 +1,4 @@
-"""Detached step: every value that crosses between stages is copied, as between workers, in one process.
+"""Detached step: one process, but every value that crosses a stage boundary is copied, as between workers.
 
 Forward, a stage receives copies without autograd history. Backward runs stage by stage in reverse: a stage receives the
 gradients of its outputs, and sends those of its inputs back.

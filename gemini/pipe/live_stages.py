@@ -100,7 +100,7 @@ class StageTensors:
         return not any(self._replaced())
 
     def follow(self) -> None:
-        """Take over the current tensors of the model."""
+        """Adopt the current tensors of the model."""
         for frame, key, now in self._replaced():
             frame[key] = frame[key] if now is None else now
 

@@ -1,8 +1,8 @@
-"""Model guards of a piped call: is the model still in the state that its stages were generated for?
+"""Model guards of a piped call: check that the model is in the state that its stages were generated for.
 
 ObjectIdentities   the values of some dictionaries are the same objects as before: loops in C over one flat list
 PythonStateGuard   the Python state of a model is unchanged, at a fraction of the cost of a fingerprint
-GradientGuard      no tensor that is not a parameter has come to require a gradient
+GradientGuard      no tensor that is not a parameter has started to require a gradient
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class PythonStateGuard:
     """The objects of a model at construction.
 
     A fingerprint records all that the Python of a model may branch on, which takes milliseconds for a deep model.
-    Mostly all objects are still the same, which is cheap to verify; otherwise the fingerprint decides.
+    Usually all objects are still the same, which is cheap to verify; otherwise the fingerprint decides.
     """
 
     def __init__(self, model: nn.Module, glue: Sequence[str]) -> None:
@@ -77,7 +77,7 @@ class PythonStateGuard:
         self.configs = [(config, config_facts(config, changeable=True)) for config in configs.values()]
 
     def is_unchanged(self, modules_unchanged: bool = False) -> bool:
-        """Return whether every object is the same; `modules_unchanged`: the caller knows that of all modules."""
+        """Return whether every object is the same; `modules_unchanged`: the caller has verified all modules."""
         return (
             (modules_unchanged or (self.objects.are_unchanged() and self._are_tensors_unchanged()))
             and self.settings.are_unchanged()
@@ -147,7 +147,7 @@ class GradientGuard:
             try:
                 found: Any = find_model_tensor(model, name)
             except (AttributeError, LookupError, TypeError):
-                continue  # it is gone: the model itself will raise
+                continue  # the attribute is missing: the model itself will raise
             if isinstance(found, torch.Tensor):
                 yield name, found
         for prefix, own in self._opaque:
@@ -159,5 +159,5 @@ class GradientGuard:
 
 
 def _requires_grad(name: str, tensor: torch.Tensor) -> bool:
-    """Return whether a tensor requires a gradient; a computed one in a module that is one node is left of a call."""
+    """Return whether a tensor requires a gradient, without results of earlier calls in modules that are one node."""
     return tensor.requires_grad and (tensor.is_leaf or not name.startswith("."))

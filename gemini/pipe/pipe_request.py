@@ -90,7 +90,7 @@ def check_request(
     from gemini.profiling.measured_device import find_device
 
     if nparts < 1:
-        raise PartitionError(f"{nparts} parts\n    → ask for 1 or more")
+        raise PartitionError(f"{nparts} parts\n    → request 1 or more")
     find_partitioner(partitioner)
     options.workers_for(nparts)
     find_schedule(options.schedule)
@@ -103,7 +103,7 @@ def check_request(
 
 
 def check_divisible(graph: Graph, nparts: int) -> None:
-    """Raise PartitionError where a model that was captured as one node is to be cut."""
+    """Raise PartitionError if a model that was captured as one node must be cut."""
     if graph.is_whole and nparts > 1:
         raise PartitionError(
             f"{graph.model_name} cannot be cut into {nparts} parts: it had to be captured whole, "

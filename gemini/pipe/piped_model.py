@@ -1,7 +1,7 @@
 """Piped model: a model cut into stages that run in this process.
 
 It holds graph, profile, partition and generated source, and runs the stages in place of the model. Stages use the
-parameters and layers of the model itself: training the one trains the other, and state keeps its original names.
+parameters and layers of the model itself: training one trains the other, and state has its original names.
 """
 
 from __future__ import annotations
@@ -108,8 +108,8 @@ class Piped:
     ) -> DetachedResult:
         """Run one step, forward and backward, with copies instead of autograd between the stages.
 
-        `loss` makes a scalar of the model's output, or None for no backward; by default the output's own loss is
-        taken. Gradients are added to the parameters as `backward()` does. A call that does not match falls
+        `loss` computes a scalar from the model's output, None skips the backward; the default is the loss in the
+        output. Gradients are added to the parameters as `backward()` does. A call that does not match falls
         back to the model.
         """
         steps: list[DetachedStep] = []
@@ -159,7 +159,7 @@ class Piped:
             self._make_stages()
 
     def check(self, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None) -> CheckReport:
-        """Compare the sequential run and the detached step with the model; nothing is left changed."""
+        """Compare the sequential run and the detached step with the model; all state is restored."""
         from gemini.pipe.stage_check import check_piped
 
         return check_piped(self, args, dict(kwargs or {}))
@@ -205,7 +205,7 @@ class Piped:
     def save(self, folder: str | Path, *, overwrite: bool = False) -> Path:
         """Write stages, manifest, partition, graph and profile; all or nothing.
 
-        A folder of an earlier save is replaced. Where files in it were edited since, only with `overwrite`.
+        A folder of an earlier save is replaced; if files in it were edited since, only with `overwrite`.
         """
         from gemini.pipe.stage_writer import save_piped
 
@@ -230,7 +230,7 @@ class Piped:
 def build_piped(graph: Graph, profile: Profile, partition: Partition, shares: Mapping[int, int] | None = None) -> Piped:
     """Generate the stages of a partition and make them live.
 
-    `shares` are nodes whose values are multiplied by the weight of the micro-batch, each with its number among them.
+    `shares` maps nodes whose values are multiplied by a micro-batch weight to the index of that weight.
     """
     from gemini.codegen import generate_stages
 

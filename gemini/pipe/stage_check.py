@@ -1,7 +1,7 @@
 """Stage check: the sequential run and the detached step compared with the model, on one batch.
 
 All three start from the same state of generators, buffers and attributes, which is restored at the end. The report has
-the largest difference of outputs, gradients and buffers; equal runs give exactly 0.
+the largest difference of outputs, gradients and buffers; equal runs differ by exactly 0.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class CheckReport:
     """Both runs, and the reasons of fallbacks to the model.
 
     Some partitions differ by rounding, for the reasons in `rounding`: a side branch in its own stage may run earlier or
-    later, so that gradients of a value with several readers are summed in another order; and where autocast casts a
+    later, so that gradients of a value with several readers are summed in another order; and if autocast casts a
     weight once for two uses, stages with one use each cast it twice.
     """
 
@@ -213,7 +213,7 @@ def _dense(value: torch.Tensor | None) -> torch.Tensor | None:
 
 
 def _is_close(one: torch.Tensor | None, other: torch.Tensor | None, precision: torch.dtype | None) -> bool:
-    """Return whether two tensors are equal up to rounding, in a lower precision if given."""
+    """Return whether two tensors are equal up to rounding, in a lower precision if specified."""
     if precision is not None and one is not None and other is not None and one.is_floating_point():
         one, other = one.to(precision), other.to(precision)
     return not tensor_difference(one, other)

@@ -1,4 +1,4 @@
-"""Stage folder: files that are written all together or not at all, and never over edits of the user.
+"""Stage folder: files written atomically, never over edits of the user.
 
 New contents are written beside the target and replace it by one exchange of names, so that a crash, a kill or a full
 disk leaves the old folder intact. A folder is replaced only if it has a manifest and its files are unedited. Other

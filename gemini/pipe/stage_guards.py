@@ -1,4 +1,4 @@
-"""Call guard: may a call run by the stages? If not, it falls back to the original model.
+"""Call guard: check that the stages are valid for a call; otherwise it falls back to the original model.
 
 Stages are valid for one signature, one gradient mode, one Python state of the model and one outcome of every branch.
 Fallbacks are counted, and each kind of reason is shown once.
@@ -48,10 +48,10 @@ class CallGuard:
         self._attributes = [node for node in graph.nodes if node.kind in ("attribute", "buffer")]
 
     def find_mismatch(self, bound: dict[str, Any], state: object = None, like: Hashable = None) -> Mismatch | None:
-        """Return why a call, bound by name, cannot run by the stages; None if it can, as far as is visible before it.
+        """Return why the stages cannot run a call, bound by name; None if no reason is visible before the run.
 
-        `state`, if given, is a token that changes with any object of a module of the model. `like`, if given, is
-        a key of everything in the call except the contents of its tensors.
+        `state`, unless None, is a token that changes with any object of a module of the model. `like`, unless None,
+        is a key of everything in the call except the contents of its tensors.
         """
         model, validity = self.graph.bound_model(), self.graph.validity
         if validity is not None:
@@ -107,7 +107,7 @@ class CallGuard:
             try:
                 found = find_model_tensor(self.graph.bound_model(), node.target)
             except (AttributeError, LookupError, TypeError):
-                continue  # it is gone: the model was changed
+                continue  # the attribute is missing: the model was changed
             if not isinstance(found, torch.Tensor):
                 continue
             now, meta = (tuple(found.shape), str(found.dtype).removeprefix("torch.")), next(iter(node.outputs.values()))
@@ -124,7 +124,7 @@ class CallGuard:
 
 
 def mismatch_of_error(error: Exception) -> Mismatch:
-    """Return why a run by the stages stopped."""
+    """Return why a run of the stages stopped."""
     if isinstance(error, GuardBroken):
         line = error.guard.line if error.guard is not None else str(error).partition(",")[0]
         return Mismatch(f"guard {line}", f"the model takes another branch: {error}")

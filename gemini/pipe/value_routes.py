@@ -4,8 +4,8 @@
       └──────────mask──────────────────┘
 
 Every value is a port with a unique name. A stage takes the values of its input ports in order and returns those of its
-output ports; a value is dropped after its last reader. The *caller* is the side that has the arguments: it reads the
-ports that come with the call, and assembles the output.
+output ports; a value is dropped after its last reader. The *caller* is the side with the arguments: it supplies
+the ports of the call, and assembles the output.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class CallerSide(Execution):
         self._pass_on: Callable[[Ref, Any], Any] = lambda _, value: value
 
     def read_port(self, port: Port) -> Any:
-        """Return the value of a port that comes with the call."""
+        """Return the value of a port of the call."""
         return self.read(port.value if isinstance(port.value, Ref) else Number(port.value))
 
     def output(self, arrived: Callable[[Port], Any], pass_on: Callable[[Ref, Any], Any] | None = None) -> Any:

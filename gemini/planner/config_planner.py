@@ -33,7 +33,7 @@ def check_config(config: GeminiConfig) -> None:
 
 
 def planner_for(config: GeminiConfig) -> Planner | None:
-    """Return the planner of a configuration; None where it does not ask for plans of whole steps."""
+    """Return the planner of a configuration; None if it does not request plans of whole steps."""
     check_config(config)
     count, micro_batches = config.worker_count, config.accum_degree or 1
     if count < 2 or micro_batches < 2 or config.schedule == "none":

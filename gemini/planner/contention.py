@@ -1,9 +1,9 @@
-"""Contention: how much slower a worker computes while all workers compute than this process does alone.
+"""Contention: slow-down of a worker while all workers compute, relative to this process alone.
 
 Processes on one machine share the memory bandwidth, two hardware threads share a core, and cores differ, in particular
 on virtual machines. Two small probes measure the effect: a copy that exceeds the caches and a computation that fits
 into them, in this process alone and in all workers at the same time (`runtime.pool.speed_probe`). Without running
-workers, plain Python processes stand in for them.
+workers, plain Python processes replace them.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Contention:
 def measure_contention(workers: int, threads: int = 1, measure_speeds: SpeedProbe | None = None) -> Contention:
     """Return the contention among `workers` processes on the cores of this process.
 
-    `measure_speeds` measures the running workers; without it short-lived processes stand in for them. Where probes
+    `measure_speeds` measures the running workers; without it short-lived processes replace them. If probes
     cannot run, no contention is assumed.
     """
     cores = tuple(sorted(os.sched_getaffinity(0)))

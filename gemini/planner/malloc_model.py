@@ -1,10 +1,10 @@
-"""Malloc model: where the C library places blocks in the heap of a worker, and the fragmentation between them.
+"""Malloc model: placement of blocks in the heap of a worker by the C library, and the resulting fragmentation.
 
-A worker keeps freed blocks (`gemini.malloc`) for later allocations: a block takes the smallest gap that it fits into,
-else the heap grows. So a heap exceeds the peak of memory in use, the more the more block sizes differ. Tensors are
+A worker retains freed blocks (`gemini.malloc`) for later allocations: a block takes the smallest gap that it fits into,
+else the heap grows. So a heap exceeds the peak of memory in use, and more so if block sizes differ. Tensors are
 aligned, for which malloc requests a little more than it then uses: the gap of a freed block does not fit the next one
 of the same size unless it has been merged with a neighbour. A small remainder of a gap serves small blocks and is lost.
-Small blocks that stay alive keep some gaps from merging; which ones is unpredictable, and `seed` models that.
+Small live blocks prevent some gaps from merging; which ones is unpredictable, so `seed` selects them at random.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class HeapModel:
     """A heap with blocks by key."""
 
     def __init__(self, seed: int = 0) -> None:
-        self.size = self.live = self.most_live = self.most = 0  # bytes; `most` of both the heap and what is outside it
+        self.size = self.live = self.most_live = self.most = 0  # bytes; `most` includes blocks outside the heap
         self.lost = self._outside = 0
         self._random = random.Random(seed)
         self._blocks: dict[Hashable, tuple[int, int]] = {}

@@ -1,4 +1,4 @@
-"""Micro-batch capture: the graph of one micro-batch, with the proof that micro-batches give the result of the batch.
+"""Micro-batch capture: the graph of one micro-batch, with the proof that micro-batches reproduce the batch.
 
 Micro-batches may have one sample each. A model whose Python treats one sample specially (`if len(x) == 1`,
 `squeeze()`) is captured on several; the plan then has fewer micro-batches, of two samples or more.

@@ -1,4 +1,4 @@
-"""Plan request: everything that a step plan depends on beside the model and the batch."""
+"""Plan request: all inputs of a step plan except the model and the batch."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SpeedProbe = Callable[[], Speeds | None]
 
 @dataclass(frozen=True)
 class PlanRequest:
-    """The configuration of a plan, and the facts about the call that the runtime has found out.
+    """The configuration of a plan, and the properties of the call that the runtime has detected.
 
     The first group of fields comes from the configuration. The second is set per call by the runtime, with
     `dataclasses.replace`.

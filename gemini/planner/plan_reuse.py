@@ -1,6 +1,6 @@
 """Plan reuse across input sizes.
 
-At another sequence length most models give a graph with the same nodes and other sizes. Its plan then takes over the
+At another sequence length most models have a graph with the same nodes and different sizes. Its plan then reuses the
 profile, stages and schedule of the earlier one; only capture and the micro-batch proof run again.
 """
 

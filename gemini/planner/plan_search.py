@@ -102,7 +102,7 @@ def _enumerate_feasible(  # noqa: PLR0917
         limited = enumerate_layouts(graph, costs, request.workers, request.partitioner, options, most_chunks=chunks)
         if tail is None:
             return limited
-        # Where links cost more than a small model computes, a worker may get nothing but the tail.
+        # If transfers cost more than the computation of a small model, a worker may get only the tail.
         options = replace(options, links=FREE)
         free = enumerate_layouts(graph, costs, request.workers, request.partitioner, options, most_chunks=chunks)
         return tail.filter_layouts(limited, free)

@@ -25,7 +25,7 @@ def check_model(model: nn.Module) -> None:
 
 
 # ── hooks ──────────────────────────────────────────────────────────────────────────────────────────────────────────
-# A hook of user code collects values in lists and dicts of the script, or changes what flows: it has to run in the
+# A hook of user code collects values in lists and dicts of the script, or changes values: it must run in the
 # script's process, once per call. Hooks of torch that compute a weight (old weight and spectral normalization, pruning)
 # store it in an attribute, which the script may read after the call. Parametrizations, their successor, have no hooks.
 def check_hooks(model: nn.Module) -> None:
@@ -68,7 +68,7 @@ def check_scripted(model: nn.Module) -> None:
 # Weights of an architecture search in a plain attribute, learned prompts in a list: the script passes them to an
 # optimizer itself. Workers return gradients of parameters and inputs only.
 def check_gradient_attributes(model: nn.Module) -> None:
-    """Refuse leaf tensors in attributes that require a gradient; a computed tensor may be left of an earlier call."""
+    """Refuse leaf tensors in attributes that require a gradient; a computed one may be a result of an earlier call."""
     parameters = {id(parameter) for parameter in model.parameters()}
     _refuse_gradients(
         [

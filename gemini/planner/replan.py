@@ -1,6 +1,6 @@
 """Replanning with the measured times of a plan.
 
-A profile is taken in one process; workers have other cores, caches and neighbours. Where a worker is busy for longer
+A profile is measured in one process; workers have other cores, caches and neighbours. If a worker is busy for longer
 than planned, the costs of the nodes of its stages are scaled by the measured times of their actions, and partition and
 schedule are searched again.
 """

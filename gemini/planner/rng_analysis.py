@@ -110,7 +110,7 @@ def _record_with_branches(
 
 
 def record_node_rng(piped: Piped, call: Arguments) -> dict[int, list[RandomOp]]:
-    """Return the random ops of every random node, whatever branches are taken; nothing is left changed."""
+    """Return the random ops of every random node, for any outcome of branches; all state is restored."""
     graph, bound = piped.graph, bind(piped.model, *call)
     rollback, execution = Rollback(piped.mutable_state, bound), Execution(graph, piped.model, bound)
     free = random_guards(graph)

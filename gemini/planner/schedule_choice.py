@@ -24,9 +24,9 @@ from gemini.schedule.schedplan import SchedPlan
 
 AUTO = "auto"
 _GOOD_ENOUGH = 0.03  # above the step time of perfect balance without idle time: the search stops
-ACTION_MS = 0.2  # overhead of an action in a worker: messages, modes, begin and end of its autograd graph
+ACTION_MS = 0.2  # overhead per action in a worker: messages, modes, begin and end of its autograd graph
 # From the call to the first action and from the last to the end of backward: 5.7 ms for 46 parameters and 6.4 for 133
-# of which the controller computed 4.4 and 4.7 (`benchmarks/bench_overlap.py`); the constants are what remains.
+# of which the controller computed 4.4 and 4.7 (`benchmarks/bench_overlap.py`); the constants are the rest.
 _STEP_MS, _PARAMETER_MS = 3.5, 0.015
 _MIN_GAIN = 0.01  # a schedule further down the list must be faster by this share
 Rearrange = Callable[[SchedPlan], SchedPlan]

@@ -7,7 +7,7 @@ gradients while another continues with backward.
     worker 0   F ───────────── I W
     worker 1       F L I W
 
-No proof is needed: every stage sees all samples, and generates the random numbers that the model would.
+No proof is needed: every stage processes all samples, and generates the same random numbers as the model.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Stage memory: what each action of a stage allocates and frees for one micro-batch.
+"""Stage memory: the allocations and releases of each action of a stage for one micro-batch.
 
-    F    values are freed after their last reader; what autograd saves is retained
+    F    values are freed after their last reader; tensors saved by autograd are retained
     B    frees saved tensors and allocates gradients, node by node in reverse; weight gradients come last
     I    the same; inputs of layers and gradients of their outputs are retained for W
     W    accumulates weight gradients, those of convolutions through a temporary
@@ -31,7 +31,7 @@ from gemini.profiling.node_tensors import MODEL_TENSORS, tensor_inputs, tensor_o
 from gemini.profiling.profile_result import Profile
 
 # On a CPU, measured with torch 2.13: MKL retains buffers for operands of products, oneDNN the code per layer and size:
-# that of a micro-batch, and that of the whole batch, which the first calls dispatch.
+# for the size of a micro-batch, and for that of the whole batch, which the first calls dispatch.
 _PRODUCTS_MB = 5.5
 _CONVOLUTION_MB = 2 * 0.4
 LAYERS = ("Linear", "Conv1d", "Conv2d", "Conv3d", "Embedding")
@@ -137,7 +137,7 @@ class _StageWalk:
         """Return the allocation of a value, unless its memory is outside the stage."""
         return [] if value in self.outside else [(("value", value), self.profile.values_mb[value] / self.all.micros)]
 
-    # ── what kind of node ──────────────────────────────────────────────────────────────────────────────────────
+    # ── kinds of nodes ─────────────────────────────────────────────────────────────────────────────────────────
     def is_layer(self, cost: NodeCost) -> bool:
         """Return whether the weight gradient of a node can be delayed."""
         node = self.graph.nodes[cost.id]
@@ -252,7 +252,7 @@ class _StageWalk:
         return found
 
     def _fresh(self, cost: NodeCost, *, stores: bool) -> float:
-        """Return what the backward of a node allocates: its measured peak without the memory in use when it began.
+        """Return the allocation of the backward of a node: its measured peak without the memory in use when it began.
 
         Weight gradients that are delayed or accumulated in place take no memory.
         """

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class UnplannableError(Exception):
-    """A model cannot run by a plan; the text is a reason for the user."""
+    """A model cannot be planned; the message is the reason for the user."""
 
 
 class CoupledSamplesError(UnplannableError):
@@ -59,7 +59,7 @@ class StepPlan:
     branches: RandomBranches | None = None  # on random numbers: the plan is for one outcome
     buffers_written_once: tuple[tuple[int, ...], ...] = ()  # per step: of each stage, the indices of its buffers
     single_micro_batch_reason: str = ""  # why the batch is not split
-    tail: TailNodes | None = None  # nodes that see the whole batch, as the loss then does
+    tail: TailNodes | None = None  # nodes that process the whole batch, as the loss then does
     captured_parts: float = 1.0  # calls like the captured one that make up a batch
     recompute: bool = False  # stages recompute their activations in backward, to save memory
     is_cached: bool = False  # from the cache of an earlier run
@@ -82,7 +82,7 @@ class StepPlan:
         return self.schedule if self.measured is None else self.measured.schedule
 
     def can_split(self, samples: int, micro_batches: int) -> bool:
-        """Return whether the plan serves a batch of so many samples, split into at most so many micro-batches."""
+        """Return whether the plan applies to a batch of `samples`, split into at most `micro_batches` micro-batches."""
         if self.single_micro_batch_reason:
             return samples == 1 or self.batch.size > 1
         if self.graph.rolled:

@@ -4,7 +4,7 @@
       sample dims      capture + proof      costs      partition,     stages      buffers, random numbers
                                                        schedule
 
-Every step concerns one micro-batch, on as many threads as a worker has, as the workers will run it. A batch that cannot
+Every step processes one micro-batch, on as many threads as a worker has. A batch that cannot
 be split is planned with a tail on the whole batch, else as a single micro-batch.
 """
 
@@ -49,7 +49,7 @@ _MIN_GAIN = 0.05  # of a step: a new plan replaces a running one only if it is s
 def plan_step(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], request: PlanRequest) -> StepPlan:
     """Return the plan for calls like this one; raises UnplannableError, or a GeminiError for a faulty request."""
     check_model(model)
-    with muted():  # the calls themselves will show these warnings
+    with muted():  # the calls themselves will emit these warnings
         if request.measured_plan is not None:
             return _replan(request.measured_plan, args, kwargs, request)
         return _plan(model, args, kwargs, request)
@@ -112,7 +112,7 @@ def _plan_micro_batches(
 
 
 def _check_batch_statistics(model: nn.Module, request: PlanRequest) -> None:
-    """Refuse batch normalization in training before the capture, which would not change the answer."""
+    """Refuse batch normalization in training before the capture, which would not change the result."""
     found = [name for name, module in model.named_modules() if uses_batch_statistics(module)]
     if found and not request.micro_batch_statistics:
         more = f" and {len(found) - 1} more" if len(found) > 1 else ""
@@ -127,7 +127,7 @@ def _build_plan(  # noqa: PLR0917
     micro_batch: MicroBatch, batch: BatchLayout, single_reason: str, args: tuple[Any, ...], kwargs: dict[str, Any],
     request: PlanRequest, tail: TailNodes | None = None,
 ) -> StepPlan:  # fmt: skip
-    """Plan the step of a captured micro-batch; `single_reason` says why it is the whole batch."""
+    """Plan the step of a captured micro-batch; `single_reason` is why it is the whole batch."""
     graph, count = micro_batch.graph, len(micro_batch.sizes)
     check_graph_attributes(graph)
     check_host_rng(graph)
@@ -263,7 +263,7 @@ def _is_on_cpu(graph: Graph) -> bool:
 
 
 def _add_missing_backward(profile: Profile, graph: Graph) -> Profile:
-    """Give every node with a gradient a backward, even where it was too short to be measured."""
+    """Assign every node with a gradient a backward cost, even if it was too short to be measured."""
     nodes = tuple(
         replace(cost, backward_ms=_MIN_MS)
         if not cost.backward_ms and any(meta.requires_grad for meta in graph.nodes[cost.id].outputs.values())

@@ -1,4 +1,4 @@
-"""Tail plan: a step in micro-batches up to a loss, or an end of the model, that sees the whole batch.
+"""Tail plan: a step in micro-batches up to a loss, or an end of the model, on the whole batch.
 
     worker 0    F0 F1 F2 F3 ·         · · I3 I2 I1 I0 W …
     worker 1     · F0 F1 F2 F3 [tail] I3 I2 I1 I0 W …
@@ -48,7 +48,7 @@ _UNSLICED = RandomOpPattern("", (), (), None)  # generated once, for all samples
 
 @dataclass(frozen=True)
 class TailNodes:
-    """The nodes of a tail; none where only the loss sees the whole batch."""
+    """The nodes of a tail; none if only the loss runs on the whole batch."""
 
     nodes: tuple[int, ...]
     reason: str = field(default="", compare=False)  # why there is a tail
@@ -128,7 +128,7 @@ def find_tail_nodes(forms: GraphKinds, reason: str) -> TailNodes:
 
 
 def build_tail(plan: StepPlan, piped: Piped) -> Tail | None:
-    """Return the tail as workers run it: per port, how its value is joined from micro-batches."""
+    """Return the tail for the workers: per port, how its value is joined from micro-batches."""
     if plan.tail is None:
         return None
     stage = len(piped.stages) - 1 if plan.tail.nodes else None

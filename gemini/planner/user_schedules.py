@@ -1,7 +1,7 @@
 """User schedules: a schedule file of the user, or a schedule of the library with replicas of the model.
 
 The schedule fixes the number of stages and their workers. The model is cut accordingly, and the schedule is simulated
-with the times of the model. A schedule in which a micro-batch is several independent ones (chimera, `xshape`) has as
+with the times of the model. A schedule whose micro-batch has several independent parts (chimera, `xshape`) has as
 many *replicas*: stage s of each is the same stage of the model, with the same weights, on another worker, and one
 micro-batch of the schedule stands for one of the model through each replica.
 """
@@ -58,7 +58,7 @@ def choose_replicated(graph: Graph, profile: Profile, options: Options, name: st
 
 
 def _count_plan_micro_batches(plan: SchedPlan, name: str, options: Options) -> int:
-    """Return how many micro-batches of the schedule a batch takes."""
+    """Return the number of micro-batches of the schedule that a batch uses."""
     count, rest = divmod(options.micro_batches, replicas(plan))
     if rest:
         raise ScheduleError(

@@ -1,9 +1,9 @@
-"""Worker costs: where a node takes another time in a worker than alone in this process.
+"""Worker costs: differences between the time of a node in a worker and alone in this process.
 
 weight gradients     are accumulated in place (`step.delayed_weight_grads`): no memory is allocated for them, an
-                     embedding touches only its used rows, and they are computed apart from input gradients
-                     (`delayed_gradient_costs`), except for norms and the like, where autograd computes both at once
-the loss             follows the last stage; since it is unknown when planning, a softmax stands for it, over the last
+                     embedding touches only its used rows, and they are computed separately from input gradients
+                     (`delayed_gradient_costs`), except for norms and similar ops, where autograd computes both at once
+the loss             follows the last stage; since it is unknown when planning, a softmax represents it, over the last
                      dimension, or over the channels of an image
 other workers        compute at the same time (`contention`)
 """

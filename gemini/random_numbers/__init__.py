@@ -1,1 +1,1 @@
-"""Random numbers of a step in micro-batches: those that one device would draw for the whole batch."""
+"""Random numbers of a step in micro-batches: equal to those of the whole batch on one device."""

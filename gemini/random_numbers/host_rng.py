@@ -1,8 +1,8 @@
-"""Host random numbers: functions of a model that draw from Python's or NumPy's generator, as masks of SpecAugment do.
+"""Host random numbers: functions of a model that use Python's or NumPy's generator, such as SpecAugment masks.
 
 They run when the call is made, for the whole batch and in order, as on one device, so these generators have the right
-state for whatever the script does next. The call stores their results; workers receive the part of their samples, and
-never draw themselves.
+state for the following code of the script. The call stores their results; workers receive the part of their samples,
+and never use these generators.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gemini.snapshot.rng_snapshot import HostGenerators
 
 
 class HostRandomResults:
-    """The results of a model's functions that draw from host generators, for one call; made with the call."""
+    """The results of a model's functions that use host generators, for one call; computed when the call is made."""
 
     def __init__(self, graph: Graph, model: nn.Module, bound: dict[str, Any]) -> None:
         self.results: dict[int, Any] = {}
@@ -52,9 +52,9 @@ class HostRandomResults:
 
 
 def preserve_host_rng(function: Any) -> Any:
-    """Wrap a function so that it leaves Python's and NumPy's generators as they were; generated stages call it.
+    """Wrap a function so that it leaves Python's and NumPy's generators unchanged; generated stages call it.
 
-    The stage discards the result of the wrapped function in favour of the whole batch's.
+    The stage replaces the result of the wrapped function by that of the whole batch.
     """
 
     def run(*args: Any, **kwargs: Any) -> Any:

@@ -1,12 +1,12 @@
-"""Branches on random numbers: which branch a step will take, found before it runs.
+"""Branches on random numbers: predict the branches of a step before it runs.
 
     for layer in self.layers:
         if torch.rand(()) < 0.1:      the outcome follows from the generator state and from all random
             continue                  numbers before it, such as dropout masks
         x = layer(x)
 
-A graph is one path through such code. The random numbers of the whole batch are drawn in order up to the last one that
-decides a branch; then the generator is restored.
+A graph is one path through such code. The random numbers of the whole batch are generated in order up to the last one
+that determines a branch; then the generator is restored.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from gemini.random_numbers.rng_recorder import RandomOp, RandomOpPattern
 
 
 class NodeDraw(NamedTuple):
-    """A random op of a node: how it grows with the batch, and the call."""
+    """A random op of a node: the growth of its shape with the batch, and the call."""
 
     pattern: RandomOpPattern
     draw: RandomOp
@@ -65,7 +65,7 @@ class RandomBranches:
         self._advance: dict[tuple[int, int, int], bool] = {}
 
     def first_changed(self, model: nn.Module, bound: dict[str, Any], samples: int) -> Guard | None:
-        """Return the first branch that a call, run now, would take otherwise; None if it follows the graph."""
+        """Return the first branch in which a call would deviate from the graph; None if it follows the graph."""
         execution = Execution(self.graph, model, bound)
         try:
             with torch.random.fork_rng(devices=[]), torch.no_grad(), RegionSwitch() as regions:

@@ -1,7 +1,7 @@
-"""Random ops: the ops and functions of torch that draw random numbers, and how to draw for the whole batch and slice.
+"""Random ops: the ops and functions of torch that use the generator; whole-batch random numbers and their slices.
 
 Most random ops fill a tensor whose contents do not matter (`bernoulli_(0.9)` in a dropout). They run on a tensor of the
-whole batch, in the same memory order, and a micro-batch gets its slice. Ops that depend on contents (`multinomial`,
+whole batch, in the same memory order, and a micro-batch receives its slice. Ops that depend on contents (`multinomial`,
 `bernoulli` of probabilities) cannot run before all micro-batches are available: they are refused.
 """
 
@@ -53,7 +53,7 @@ _PYTHON_FUNCTIONS = frozenset((
     "xavier_uniform_", "xavier_normal_", "kaiming_uniform_", "kaiming_normal_", "orthogonal_", "sparse_", "rnn_tanh",
     "rnn_relu", "lstm", "gru",
 ))  # fmt: skip
-# Position of the argument `training`: without it nothing is drawn.
+# Position of the argument `training`: if it is false, the function uses no random numbers.
 TRAINING_ARGUMENT = {**dict.fromkeys(_DROPOUTS, 2), "rrelu": 3}
 # The functions that contain nearly all random ops of models; `rng_patches` watches them.
 PATCHED: tuple[tuple[Any, str], ...] = (
@@ -63,16 +63,16 @@ PATCHED: tuple[tuple[Any, str], ...] = (
 
 
 class UnsliceableRandomOp(Exception):
-    """Random numbers that cannot be drawn for the whole batch first."""
+    """Random numbers that cannot be generated for the whole batch in advance."""
 
 
 def is_random_op(overload: Any) -> bool:
-    """Return whether an aten op may draw random numbers."""
+    """Return whether an aten op may use the generator."""
     return torch.Tag.nondeterministic_seeded in overload.tags
 
 
 def may_draw(name: str) -> bool:
-    """Return whether a function of torch, by its name, may draw random numbers."""
+    """Return whether a function of torch, by its name, may use the generator."""
     if name in _PYTHON_FUNCTIONS:
         return True
     packet = getattr(aten, name, None) if name.isidentifier() and not name.startswith("__") else None

@@ -1,7 +1,7 @@
-"""RNG patches: the functions of torch that nearly all code draws random numbers through, wrapped while a stage runs.
+"""RNG patches: wrappers, while a stage runs, of the torch functions that contain nearly all random ops.
 
-Watching every op of a stage is slow, watching those inside a dropout costs almost nothing. A stage whose random ops all
-ran inside patched functions when it was recorded is watched there only.
+Intercepting every op of a stage is slow, intercepting those inside a dropout costs almost nothing. If all random ops
+of a stage ran inside patched functions when it was recorded, only these are intercepted.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def _patch(original: Callable[..., Any]) -> Callable[..., Any]:
         watch = _watching.watch
         if watch is None:
             return original(*args, **kwargs)
-        _watching.watch = None  # nested patched functions are watched already
+        _watching.watch = None  # nested patched functions are already intercepted
         try:
             with watch():
                 return original(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""RNG recorder: which random ops a piece of code runs, and how their shapes grow with the batch.
+"""RNG recorder: the random ops that code runs, and the growth of their shapes with the batch.
 
 The code runs twice, on batches of different sizes. The random ops of both runs are matched one by one; the dimension
 that grows counts samples:
@@ -24,7 +24,7 @@ from gemini.random_numbers.rng_patches import watch_random_functions
 
 @dataclass(frozen=True)
 class RandomOp:
-    """One op that drew random numbers."""
+    """One op that used the generator."""
 
     name: str
     shape: tuple[int, ...]
@@ -37,7 +37,7 @@ class RandomOp:
 
 @dataclass(frozen=True)
 class RandomOpPattern:
-    """How to draw for the whole batch: `factor` entries per sample in dimension `dim`, or the same for all samples."""
+    """Shape of a random op for any batch: `factor` entries per sample in dimension `dim`, or independent of samples."""
 
     name: str
     shape: tuple[int, ...]  # with 0 in the batch dimension
@@ -82,7 +82,7 @@ class RandomOpRecorder(TorchDispatchMode):  # type: ignore[misc]
             yield
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an op; compare the generator state where it may have drawn."""
+        """Run an op; compare the generator state if it may have used the generator."""
         if not is_random_op(func):
             return func(*args, **(kwargs or {}))
         if is_fill(func):

@@ -1,9 +1,9 @@
-"""Generator states as bytes, sent with every call so that workers draw the script's random numbers.
+"""Generator states as bytes, sent with every call so that workers use the script's random numbers.
 
 The state of the CPU generator comes first and has a fixed size; that of the device, if any, follows.
 
-Every call needs the state, and mostly it has not changed. So the memory of the generator is compared first; asking
-torch for the state costs ten times as much. Where the memory layout is not that of a known version, torch is asked.
+Every call needs the state, and usually it is unchanged. So the memory of the generator is compared first; reading the
+state through torch costs ten times as much and is the fallback for an unknown memory layout.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _BEFORE = 20  # bytes of seed, position and flags before the words
 _BEHIND = 28  # bytes after them: the cached second normal numbers
 _HEAD = 24  # bytes before the words in a state, where each word takes eight
 _REACH = 256  # bytes within which the words begin
-_library = ctypes.PyDLL(None)  # keeps the interpreter lock: no other thread draws meanwhile
+_library = ctypes.PyDLL(None)  # keeps the GIL: no other thread uses the generator meanwhile
 _compare = _library.memcmp
 _compare.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t]
 
@@ -113,6 +113,6 @@ def set_state(state: bytes, device: DeviceGenerators | None = None, at: torch.de
         device.set_generator(at or device.where, state[size:])
 
 
-@functools.lru_cache(maxsize=4)  # consecutive calls that draw nothing have the same state
+@functools.lru_cache(maxsize=4)  # consecutive calls without random ops have the same state
 def _tensor(state: bytes) -> torch.Tensor:
     return torch.frombuffer(bytearray(state), dtype=torch.uint8)

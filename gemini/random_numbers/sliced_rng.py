@@ -1,14 +1,14 @@
-"""Sliced random numbers: a stage run by micro-batches draws the random numbers of the whole batch at once.
+"""Sliced random numbers: a stage in micro-batches generates the random numbers of the whole batch at once.
 
-The first micro-batch draws for all; the numbers are stored until the last one has its part. So masks equal those of one
+The first micro-batch generates them; they are stored until the last one has used its slice. So masks equal those of one
 device, and the generator ends in the same state:
 
     whole batch      bernoulli_ (8, 16)  ──►  ▓░▓▓░▓░▓ │ ▓▓░▓▓▓░░ │ …
     micro-batches                             first       second
 
 A checkpoint reruns a part of the stage in backward, with the generator in the state in which that part began. So while
-a micro-batch runs, the generator is in a state that encodes the position, a *mark*: a random op that finds that state
-again returns the same numbers again.
+a micro-batch runs, the generator is in a state that encodes the position, a *mark*: a random op that runs in
+that state again returns the same numbers.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _generator = torch.default_generator
 
 
 class RandomOpsDiffer(Exception):
-    """A stage does not run the random ops that were recorded."""
+    """A stage does not run the recorded random ops."""
 
 
 class SlicedRandomOps:

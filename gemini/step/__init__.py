@@ -1,1 +1,1 @@
-"""Step: one training step as data: the programs of the workers, and weight gradients computed apart."""
+"""Step: the worker programs of one training step, and delayed weight gradients."""

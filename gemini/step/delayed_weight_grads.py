@@ -3,8 +3,8 @@
     I    grad of input  = g · W         at once: an earlier stage waits for it
     W    grad of weight += gᵀ · x       when no stage waits; directly into the summed gradient
 
-Linear, convolution and embedding become autograd functions that return the gradient of their input and store (g, x)
-here. This applies to parameters themselves: computed weights (weight norm, parametrizations), autocast, functorch
+Linear, convolution and embedding become autograd functions that return the gradient of their input and queue (g, x).
+This applies to parameters themselves: computed weights (weight norm, parametrizations), autocast, functorch
 transforms and everything else use ordinary autograd in the input-gradient action. A gradient that the model computes in
 its own forward is computed at once as well.
 """

@@ -4,9 +4,9 @@
     1B0     receives the gradients of logits from   sends the gradient of hidden to worker 0
             all stages that read them
 
-A value goes once to each worker that needs it. Gradients go from each reader to the maker, which sums them, last reader
-first. The dependencies between actions are acyclic, or the plan is refused before it runs: a sender never waits for the
-receiver, so an acyclic plan cannot deadlock.
+A value is sent once to each worker that needs it. Every reader sends its gradient to the producer, which sums them,
+last reader first. The dependencies between actions are acyclic, or the plan is refused before it runs: a sender never
+waits for the receiver, so an acyclic plan cannot deadlock.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def lower(program: StepProgram, loss: Loss | None) -> Lowered:
     loss_stage = max((stage for stage in sources if stage is not None), default=program.nstages - 1)
     if tail is not None:
         loss_stage = program.nstages - 1
-    elif loss is not None:  # it may have weights where its stage has none that train
+    elif loss is not None:  # it may have trained weights although its stage has none
         program = program.with_backward(loss_stage)
     lowering = _Lowering(program, readers, loss_stage if loss is not None else LOSS)
     lowering.check()

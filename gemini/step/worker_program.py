@@ -1,4 +1,4 @@
-"""Step program: the actions of every worker, in order, before anything is sent.
+"""Step program: the actions of every worker, in order.
 
     worker 0    0F0 0F1 0B0 0F2 0B1 0B2          F forward of a stage on a micro-batch
     worker 1    1F0 1B0 1F1 1B1 1F2 1B2          B backward; I and W its two halves, input and weight gradients
@@ -40,7 +40,7 @@ class Loss:
 
     `ports` maps values to outputs of stages; `operands` are sent with the step; other values are results of `ops`.
     Values in `keep` stay on the worker, to be fetched. `sizes` are those of `Splitting`: numbers in ops that count
-    samples, of which a micro-batch has fewer.
+    samples, and are smaller for a micro-batch.
     """
 
     ops: tuple[Op, ...]
@@ -51,13 +51,13 @@ class Loss:
     sizes: dict[int, dict[tuple[int, ...], int]] = field(default_factory=dict)
 
     def signature(self) -> Hashable:
-        """Return a key that is equal for losses which workers run in the same way."""
+        """Return a key that is equal for losses that workers execute identically."""
         ops = tuple(op.kind for op in self.ops)
         sizes = tuple((at, tuple(found.items())) for at, found in self.sizes.items())
         return ops, tuple(self.ports.items()), self.operands, self.root, self.keep, sizes
 
     def ops_for(self, samples: int) -> tuple[Op, ...]:
-        """Return the ops for a micro-batch of so many samples."""
+        """Return the ops for a micro-batch of this number of samples."""
         if not self.sizes:
             return self.ops
         splitting = Splitting(sizes=self.sizes)
@@ -75,14 +75,14 @@ class Loss:
 
 @dataclass(frozen=True)
 class StepProgram:
-    """Stages, what flows between them, and the order of actions of every worker. Checked when it is made."""
+    """Stages, the values between them, and the order of actions of every worker; checked on construction."""
 
     interfaces: tuple[Interface, ...]
     orders: Orders
     recompute: frozenset[int] = frozenset()
     rng_patterns: tuple[Any, ...] = field(default=(), compare=False)  # of each stage: patterns of its random numbers
     called: frozenset[str] | None = field(default=None, compare=False)  # modules that stages call; None: maybe all
-    # Per stage: positions of the buffers that every micro-batch finds as they were before the step.
+    # Per stage: positions of the buffers that every micro-batch reads with their value before the step.
     once: tuple[tuple[int, ...], ...] = ()
     detached: frozenset[int] = frozenset()  # stages in which no value has a gradient
     tail: Tail | None = None  # runs once on all micro-batches; its stage is the last, and in no order
@@ -146,11 +146,11 @@ class StepProgram:
         return sorted(found)
 
     def random_stages(self) -> list[int]:
-        """Return the stages that draw random numbers, in the order in which one device would."""
+        """Return the stages with random ops, in the order of execution on one device."""
         return [stage for stage, patterns in enumerate(self.rng_patterns) if patterns]
 
     def with_backward(self, stage: int) -> StepProgram:
-        """Return the program with a backward of a stage that has none.
+        """Return the program with a backward added for a stage that has none.
 
         It follows the last forward of a micro-batch on its worker, because the loss may read the results.
         """
@@ -196,7 +196,7 @@ def program_of(
 ) -> StepProgram:
     """Return the program for a model in stages by a plan, or by the actions of each worker.
 
-    `memory` limits the memory of a plan on each worker; a plan made for a limit keeps that one.
+    `memory` limits the memory of a plan on each worker; a plan made for a limit uses that one.
     """
     made = make_program(
         piped.interfaces, plan, memory=memory, recompute=recompute, rng_patterns=rng_patterns, tail=tail

@@ -1,1 +1,1 @@
-"""Rules: what an op makes of tensors that vary with the batch, in tables by category."""
+"""Rules: the batch kinds of the results of ops, in tables by category."""

@@ -1,4 +1,4 @@
-"""Ops along named dimensions that keep the shape: softmax, cumulative sums, sorting, Fourier transforms, matrices."""
+"""Shape-preserving ops along named dimensions: softmax, cumulative sums, sorting, Fourier transforms, matrices."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _apart(call: OpCall, dims: Any) -> Shard:
 
 @rule("softmax", "log_softmax", "softmin", "cumsum", "cumprod", "cummax", "cummin", "logcumsumexp", "glu")
 def one_dimension(call: OpCall) -> Kind:
-    """`(x, dim)`; older code leaves the dimension out and gets one by rank."""
+    """`(x, dim)`; if older code omits the dimension, the rank determines it."""
     dim = call.argument(1, "dim", -1 if call.name == "glu" else None)
     if dim is None:
         dim = 0 if call.first.rank in (0, 1, 3) else 1
@@ -30,7 +30,7 @@ def one_dimension(call: OpCall) -> Kind:
 
 @rule("_softmax_backward_data", "_log_softmax_backward_data")
 def softmax_backward(call: OpCall) -> Kind:
-    """`(gradient, result, dim, dtype)`: what custom functions call in their backward."""
+    """`(gradient, result, dim, dtype)`, called by custom functions in their backward."""
     from gemini.batch_analysis.rules.pointwise import broadcast_kinds
 
     one, two, dim = call.args[0], call.args[1], call.args[2]
@@ -75,7 +75,7 @@ def normalize(call: OpCall) -> Kind:
 
 @rule("cosine_similarity", "pairwise_distance")
 def similarity(call: OpCall) -> Kind:
-    """Two tensors along a dimension that goes away."""
+    """Two tensors along a dimension that is removed."""
     from gemini.batch_analysis.rules.pointwise import broadcast_kinds
     from gemini.batch_analysis.rules.reductions import shard_after_reduction
 

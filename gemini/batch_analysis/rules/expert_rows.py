@@ -7,8 +7,8 @@
     inverse[order] = arange(rows)               inverse
     y[inverse]                                  samples again
 
-Each run sorts its own rows. Between the sort and its inverse a row must depend on that row alone: ops are judged as if
-every row were a sample.
+Each run sorts its own rows. Between the sort and its inverse a row must depend on that row alone: ops are analysed as
+if every row were a sample.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def row_value(value: TensorValue) -> TensorValue:
 
 
 def row_result(result: ResultMeta, rows: SortedRows, count: int) -> ResultMeta:
-    """Return a result with one row per sample, where the whole has so many."""
+    """Return a result with one row per sample, where the whole has this number of rows."""
     entries = rows.entries
     if not entries:
         if not result.shape or result.shape[0] != count:
@@ -127,7 +127,7 @@ def _floor_divide(call: OpCall) -> Kind | None:
         return None
     kind = value.kind
     if type(by) is not int or by < 1 or kind.divisor != 1 or kind.entries % by:  # type: ignore[union-attr]
-        raise AnalysisRefused("an order of rows divided by another number than that of rows a sample")
+        raise AnalysisRefused("an order of rows divided by another number than that of rows per sample")
     return replace(kind, divisor=by)  # type: ignore[arg-type]
 
 

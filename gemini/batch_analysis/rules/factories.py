@@ -1,6 +1,6 @@
 """Factories: tensors made from sizes.
 
-One of a size that counts samples is sharded in that dimension; `arange` of it gives the sample indices.
+A tensor with a size that counts samples is sharded in that dimension; `arange` of it returns the sample indices.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def _flatten_sizes(parts: tuple[Any, ...]) -> list[Any]:
 
 @rule("zeros", "ones", "empty", "rand", "randn", "new_zeros", "new_ones", "new_empty", counts=True)
 def fill(call: OpCall) -> Kind:
-    """Handle factories whose entries are all equal or drawn alike; a tensor that only lends its type is ignored."""
+    """Handle factories with equal or identically distributed entries; a tensor used only for its type is ignored."""
     args = call.args[1:] if call.name.startswith("new_") else call.args
     return _kind_from_sizes(call, args)
 

@@ -159,7 +159,7 @@ def _advanced_index(call: OpCall, value: TensorValue, items: list[Any]) -> Kind:
 
 
 def _number(call: OpCall, item: TensorValue) -> None:
-    """Handle an operand of the tape that holds the sample indices: a micro-batch has its own."""
+    """Handle an operand of the tape that holds the sample indices: each micro-batch has its own."""
     index = call.args[1]
     path = (0, 1) if not isinstance(index, tuple) else (0, 1, next(i for i, one in enumerate(index) if one is item))
     call.sizes[path] = NUMBERS

@@ -117,7 +117,7 @@ def _scale_by_count(call: OpCall, value: TensorValue, inverse: bool) -> Kind:
     "alias", "view_as_real", "view_as_complex", "lift_fresh", "detach_copy", "get_data", "positive", "identity",
 )  # fmt: skip
 def unary(call: OpCall) -> Kind:
-    """Pass every kind through; indices of samples keep their numbers."""
+    """Pass every kind through; indices of samples are unchanged."""
     if call.name == "neg" and not call.first.is_sum:
         return call.sample(call.first)
     return call.first.kind
@@ -125,7 +125,7 @@ def unary(call: OpCall) -> Kind:
 
 @rule("to", "type", "type_as", "_to_copy", "long", "int", "bool", "short", "char", "byte", "as_tensor")
 def cast(call: OpCall) -> Kind:
-    """Keep sums under a cast, unless it rounds them; a tensor that only names a type does not matter."""
+    """Keep sums under a cast, unless it rounds them; a tensor used only for its type is ignored."""
     value, made = call.first, call.out().dtype
     rounds = value.dtype.is_floating_point and not made.is_floating_point
     if value.is_sum and (rounds or str(made) == "torch.bool"):

@@ -4,8 +4,8 @@
     x.masked_scatter(mask, y)      the entries of y, one after the other, in the selected places
     x[mask] = y                    the same with rows
 
-Samples stay separate where every sample has as many selected entries as in the captured run, as images in a text mostly
-have. That is checked before every step; a batch that violates it is not split.
+Samples stay separate where every sample has as many selected entries as in the captured run, as is usual for images in
+a text. That is checked before every step; a batch that violates it is not split.
 """
 
 from __future__ import annotations

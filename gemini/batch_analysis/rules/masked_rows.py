@@ -5,8 +5,8 @@
     y = expert(x) * weights[row, slot, None]      rows
     out.index_add_(0, row, y)               samples again
 
-Their number depends on contents, and nothing may depend on it. A row must depend on that row alone: ops are judged as
-if every row were a sample.
+Their number depends on contents, and nothing may depend on it. A row must depend on that row alone: ops are analysed
+as if every row were a sample.
 """
 
 from __future__ import annotations

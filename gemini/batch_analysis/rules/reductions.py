@@ -1,4 +1,4 @@
-"""Reductions: over other dimensions they keep samples separate; over the batch dimension a sum is partial and a mean
+"""Reductions: over other dimensions samples stay separate; over the batch dimension a sum is partial and a mean
 is a weighted partial. Any other (maximum, norm, variance …) needs all samples at once.
 """
 

@@ -1,11 +1,11 @@
-"""Reshape: where the samples go when the same entries get another shape.
+"""Reshape: the batch dimension after a change of shape.
 
 In memory order the samples of a tensor are one axis: `stride` entries from one sample to the next.
 
     (12, n, 64)  samples 64 apart  →  (12·n, 64)   dimension 0: 12 groups, 1 entry per sample
     (n, 12, 64)  samples 768 apart →  (n·12, 64)   dimension 0: 1 group, 12 entries per sample
 
-So arithmetic alone determines the new kind, whatever sizes coincide.
+So arithmetic alone determines the new kind, even if sizes coincide.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def requested_sizes(call: OpCall) -> list[tuple[tuple[int, ...], Any]]:
 
 
 def resize(call: OpCall, given: list[tuple[tuple[int, ...], Any]], dim: int, entries: int) -> None:
-    """Check the requested sizes: that of `dim` must follow the number of samples, the others must not."""
+    """Check the requested sizes: that of `dim` must follow the number of samples, all other sizes must not."""
     for at, (path, size) in enumerate(given):
         if isinstance(size, UnknownNumber) or (isinstance(size, SampleCount) and at != dim):
             raise AnalysisRefused(f"{call.name} to a size that depends on the number of samples")
@@ -65,7 +65,7 @@ SQUEEZED = "squeeze() of all dimensions, which a micro-batch of one sample would
 
 @rule("view", "reshape", "_unsafe_view", counts=True)
 def view(call: OpCall) -> Kind:
-    """Another shape; `view(dtype)` only where it keeps the shape."""
+    """Another shape; `view(dtype)` only if it preserves the shape."""
     value = call.first
     call.only(value)
     made = call.out().shape
@@ -125,7 +125,7 @@ def unflatten(call: OpCall) -> Kind:
 
 @rule("squeeze")
 def squeeze(call: OpCall) -> Kind:
-    """Dimensions of one entry go away; that of the samples must not be among them."""
+    """Dimensions of one entry are removed; that of the samples must not be among them."""
     value = call.first
     if value.is_sum:
         return value.kind

@@ -26,7 +26,7 @@ def first_or_partial(call: OpCall) -> tuple[TensorValue, Kind | None]:
 
 @rule("transpose", "t", "get_T", "get_mT", "get_H", "get_mH", "adjoint")
 def transpose(call: OpCall) -> Kind:
-    """Two dimensions change places."""
+    """Two dimensions are swapped."""
     value, through = first_or_partial(call)
     if through is not None:
         return through
@@ -57,7 +57,7 @@ def permute(call: OpCall) -> Kind:
 
 @rule("movedim")
 def movedim(call: OpCall) -> Kind:
-    """Dimensions go to other places, the rest keeps its order."""
+    """Dimensions move to other positions, the rest stays in order."""
     value, through = first_or_partial(call)
     if through is not None:
         return through
@@ -120,7 +120,7 @@ def _group(call: OpCall) -> Shard | None:
 
 @rule("unbind", "select", "diagonal")
 def drop_dim(call: OpCall) -> Kind:
-    """A dimension goes away."""
+    """A dimension is removed."""
     value, through = first_or_partial(call)
     if through is not None:
         return through

@@ -25,6 +25,4 @@ def orders(placement: SchedPlan, nmicros: int) -> Orders:
     return rows
 
 
-ONE_F_ONE_B = ScheduleEntry(
-    "1f1b", "one forward, one backward in turn; P − d micro-batches in flight", "vshape", orders
-)
+ONE_F_ONE_B = ScheduleEntry("1f1b", "one forward, one backward in turn, P − d micro-batches live", "vshape", orders)

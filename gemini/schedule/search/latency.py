@@ -25,7 +25,7 @@ def latency_kernel(problem: PlacementProblem, reference: tuple[int, ...], bound:
 
 
 def _template(problem: PlacementProblem, reference: tuple[int, ...]) -> tuple[tuple[int, ...], int]:
-    """Schedule one micro-batch by several priorities: longest remaining path first, earliest first, least memory first."""
+    """Schedule one micro-batch by several priorities: longest remaining path, earliest start, least memory."""
     place = {block: index for index, block in enumerate(reference)}
     rules = (
         [[float(-problem.tail[block] - problem.span[block])] for block in range(problem.nblocks)],
