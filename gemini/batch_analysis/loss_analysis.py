@@ -30,7 +30,7 @@ from gemini.ir.pytree import leaves as form_leaves
 def prove(forms: GraphKinds, tape: Tape, root: int, samples: int | None = None) -> Splitting:
     """Return the splitting of a value of a tape, the loss: its weights, if it is a sum over micro-batches.
 
-    `samples` is their number in this batch, where no output determines it.
+    `samples` is the number of samples in this batch, if no output determines it.
     """
     if forms.reason:
         return Splitting(forms.reason)

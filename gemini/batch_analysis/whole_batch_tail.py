@@ -133,7 +133,7 @@ def _written_nodes(graph: Graph, found: set[int]) -> Iterator[int]:
 
 
 def _check_writes_and_rng(graph: Graph, found: set[int]) -> None:
-    """Require that a tail writes only its own values or buffers, and that its random numbers are the last of the step."""
+    """Require that a tail writes only its own values or buffers, and that its random ops are the last of the step."""
     strange = next(
         (at for at in _written_nodes(graph, found) if at not in found and graph.nodes[at].kind != "buffer"), None
     )
