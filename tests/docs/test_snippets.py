@@ -1,6 +1,6 @@
-"""Every ```python block of the README and the docs runs, in order, one program for each file; every command too.
+"""Every ```python block of the README and the docs runs, in order, as one program per file; every command too.
 
-The program has the lines of the document, blank where there is no code, so that an error names the line to mend.
+The program has the lines of the document, blank where there is no code, so that an error names the line to correct.
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ import torch
 from torch import nn
 
 parser = argparse.ArgumentParser()
-parser.add_argument("--epochs", type=int, default=1)
+parser.add_argument("--epochs", type=int, default=4)
 torch.manual_seed(0)
-model = nn.Linear(4, 2)
+model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for epoch in range(parser.parse_args().epochs):
     optimizer.zero_grad()
@@ -79,7 +79,7 @@ for epoch in range(parser.parse_args().epochs):
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """What the commands of the documents name: a script, a package with one, settings."""
+    """The files that commands of the documents name: a script, a package with one, settings."""
     (tmp_path / "train.py").write_text(TRAIN, encoding="utf-8")
     (tmp_path / "package").mkdir()
     (tmp_path / "package" / "__init__.py").touch()
@@ -100,7 +100,7 @@ def test_commands_run(document: Path, project: Path) -> None:
         assert done.returncode == 0, f"{line}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
 
 
-def test_every_link_between_documents_leads_somewhere() -> None:
+def test_every_link_between_documents_has_a_target() -> None:
     missing = []
     for document in DOCUMENTS:
         for target in re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", document.read_text(encoding="utf-8")):
