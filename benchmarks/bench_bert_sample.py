@@ -1,9 +1,9 @@
-"""The BERT-Large sample in two workers against one process: the memory of the largest, and the step foretold.
+"""The BERT-Large sample in two workers against one process: memory of the largest process, and the predicted step.
 
     python benchmarks/bench_bert_sample.py [--only memory time] [--steps 7] [--batch-size 4] [--length 64]
 
-memory   both ways, the peak of every process's proportional set size (its own pages, and of pages that it shares its
-         share), looked at five times a second. Limit: the largest worker 0.6 times the single process
+memory   in both runs, the peak of every process's proportional set size (its own pages and its share of shared ones),
+         sampled five times per second. Limit: the largest worker 0.6 times the single process
 time     the summary's expected step against the median measured: from the end of one optimizer step to the clipping of
          the next gradients, which is forward and backward. Limit: 15 % apart
 """

@@ -1,19 +1,18 @@
-"""What the program's own process does for an overlapped step: everything but the work of the workers.
+"""Controller time of a pipelined step: everything but the work of the workers.
 
     python benchmarks/bench_controller.py [--models gpt many] [--workers 2] [--steps 30] [--profile] [--json FILE]
 
-A step is `model(x)`, the loss, `loss.backward()`. Of each part is told what the thread that calls it computed
-(`time.thread_time`: without what others compute, though they make it longer by sharing caches and cores); the copies
-of batch and targets are told apart and not counted. What torch's engine takes to accumulate as many gradients is told
-for comparison: steps do without it where nobody can tell (`gemini.runtime.deferred.grad_assignment`). `waiting` is
-the rest of the clock: from the call until a worker begins, and from the last action of a worker until `backward()`
-returns, whoever was computing; it needs a quiet machine. `letting go` is `zero_grad`, which frees the gradients of the
-step before.
+A step is `model(x)`, the loss, `loss.backward()`. For each part the table has the CPU time of the calling thread
+(`time.thread_time`: without other threads, although they slow it down by sharing caches and cores). Copies of batch and
+targets are listed separately and not counted. The time of torch's engine for as many gradients is listed for
+comparison: steps bypass it where that is unobservable (`gemini.runtime.deferred.grad_assignment`). `waiting` is the
+remaining wall time: from the call until a worker begins, and from the last action of a worker until `backward()`
+returns; it needs an idle machine. `letting go` is `zero_grad`, which frees the gradients of the previous step.
 
     gpt     the 33.7 M GPT of bench_overlap.py: 133 parameters, 51 of them large
     many    a narrow model of 400 layers: 800 small parameters
 
-Limit: under 3 ms computed a step (median) plus the copy of the inputs, for gpt.
+Limit: under 3 ms of CPU time per step (median) plus the copy of the inputs, for gpt.
 """
 
 from __future__ import annotations
@@ -122,10 +121,10 @@ class Bench:
             run_folder=f"{folder}/{name}",
         )  # fmt: skip
         GeminiCompiler().compiler(self.work.model, config)
-        managed = dispatch.find(self.work.model)
-        if managed is None or managed.overlap is None:
+        managed = dispatch.find_managed(self.work.model)
+        if managed is None or managed.pipelined is None:
             raise RuntimeError("the model is not managed")
-        self.overlap, self.crew = managed.overlap, managed.crew
+        self.overlap, self.pool = managed.pipelined, managed.pool
         self.overlap._trace = self._keep  # type: ignore[method-assign]
         self._ran: Any = None
         for _ in range(4):  # watched, planned for, checked, warm
@@ -181,14 +180,14 @@ class Bench:
 
     def end(self) -> None:
         """Let the workers leave."""
-        self.crew.stop()
+        self.pool.stop()
 
 
 def report(name: str, bench: Bench, given: argparse.Namespace) -> dict[str, Any]:
     """Take steps, and tell what they took."""
     steps = [bench.step() for _ in range(given.steps)]
     if any(step.outside != step.outside for step in steps):
-        raise RuntimeError(f"{name} was not overlapped: {'; '.join(bench.overlap.story.reasons)}")
+        raise RuntimeError(f"{name} was not overlapped: {'; '.join(bench.overlap.journal.reasons)}")
     copying = statistics.median(bench.copying() for _ in range(given.steps))
     accumulating = statistics.median(bench.accumulating() for _ in range(given.steps))
     own = [step.computed - copying for step in steps]

@@ -1,18 +1,17 @@
-"""What `gemini_python` costs a program that it leaves as it is: at the start, and in every step.
+"""The overhead of `gemini_python` for a program whose models stay local: at the start, and per step.
 
     python benchmarks/bench_launch.py [--repeat N] [--only start train plan]
 
 start    programs that end before they compute anything: starting, importing, instrumenting
-train    programs that train models which auto does not parallelise: what has been spent when the tenth step is done,
-         beyond what `python` has spent by then, and what each later step takes
-plan     what planning takes in the first run of a model, and in the second, from the import of the planner on
+train    programs that train models which auto does not parallelise: the time up to the tenth step beyond that of
+         `python`, and the time of each later step
+plan     planning time in the first run of a model and in the second, including the import of the planner
 
-Each program runs under `python` and under `gemini_python` in turn. Processor time of all its processes and the wall
-clock are taken. Of starts the least of the runs counts; of the steps of a run the one that a tenth of them is below,
-which other programs have disturbed least, and of the runs the median. The processor time is the figure to trust on a
-busy machine.
+Each program runs under `python` and under `gemini_python` in turn. Processor time of all its processes and wall time
+are measured. For starts the minimum over the runs counts; for steps the tenth percentile of a run, which other programs
+disturb least, and the median over the runs. On a busy machine use the processor time.
 
-Limits: 0.5 s at the start (0.3 s for a script that ends at once), 1 % a step.
+Limits: 0.5 s at the start (0.3 s for a script that ends at once), 1 % per step.
 """
 
 from __future__ import annotations
@@ -85,7 +84,7 @@ from gemini.planner.plan_request import PlanRequest
 from gemini.planner.step_planner import plan_step
 made = plan_step(model, (torch.randn(8, 32, 128),), {}, PlanRequest(2, 4, cache=sys.argv[2]))
 taken = [now - before for now, before in zip(spent(), began)]
-print(json.dumps({"spent": taken, "is_kept": made.is_kept}))
+print(json.dumps({"spent": taken, "is_kept": made.is_cached}))
 """
 LAYERS = {"a transformer of 4 layers": 4, "a transformer of 16 layers": 16}
 

@@ -1,28 +1,26 @@
-"""Overlapped steps against torch.distributed.pipelining and against the physical ceiling, in one run.
+"""Pipelined steps against torch.distributed.pipelining and against the physical ceiling, in one run.
 
     python benchmarks/bench_overlap.py [--models gpt head t5 unet] [--workers 2 4 8] [--repeats 7] [--json FILE]
 
-Processes of one thread, each on a core of its own where there are enough; the optimizer's step is excluded on all
-sides; repeats are interleaved, so that a noisy machine is noisy for everybody.
+Processes have one thread, each on its own core where there are enough; the optimizer step is excluded on all sides;
+repeats are interleaved, so that noise affects all contenders alike.
 
     ceiling     k independent processes, each with a k-th of the micro-batches of the unsplit model
-    kept        the same in processes that keep the memory that they free, as our workers do (`--kept`): the lower bound
-                where page faults are slow
-    torch …     all schedules it has, on stages of equal layer counts, as its users cut them
+    kept        the same in processes that keep freed memory, as Gemini's workers do (`--kept`): the lower bound where
+                page faults are slow
+    torch …     all its schedules, on stages of equal layer counts, as its users cut them
     ours auto   a model compiled with schedule="auto", called by its program
-    ours …      the same with a schedule that is asked for by name
+    ours …      the same with a schedule selected by name
 
-`computing` is what the busiest process of a contender computed in a step: how much work there is and how well it is
-divided, on a machine that others use as well. `profiled` is what the planner foretold before any step, of the step, of
-computing and of the bubble; `expected` what it expected of each measured step by those before it
-(`gemini.runtime.pipelined.measured_schedule`), the median of all; `÷ it` the median of the steps as multiples of these.
-With
-`--seconds` the whole run takes no longer; contenders that are clearly not the fastest of their side are then not
-repeated.
+`computing` is the CPU time of the busiest process of a contender in a step: the amount of work and its balance, also on
+a shared machine. `profiled` is the planner's prediction before any step, of the step, of computing and of the bubble;
+`expected` the prediction for each measured step from earlier ones (`gemini.runtime.pipelined.measured_schedule`),
+median over all; `÷ it` the median of the steps as multiples of these. `--seconds` limits the whole run; contenders that
+are clearly not the fastest of their side are then not repeated.
 
-Limits, on a quiet machine: gpt on 2 workers no slower than the best of torch's schedules and within 1.10 of the
+Limits, on an idle machine: gpt on 2 workers no slower than the best of torch's schedules and within 1.10 of the
 ceiling; head, t5 and unet at least 1.2 times as fast as torch's best; on 4 and 8 workers no slower than torch's best;
-the controller's own work under 3 ms a step.
+controller time under 3 ms per step.
 """
 
 from __future__ import annotations
@@ -113,11 +111,11 @@ class Found:
 
 
 # ── measuring ──────────────────────────────────────────────────────────────────────────────────────────────────────
-def measure(task: Task, crews: list[Peers], ours: Ours, given: argparse.Namespace, until: float) -> Found:
+def measure(task: Task, pools: list[Peers], ours: Ours, given: argparse.Namespace, until: float) -> Found:
     """Steps of every contender, in turn; until then, or as often as asked for."""
     found = Found(task, ours, {}, {})
     CURRENT[:] = [found]
-    peers, *keepers = crews
+    peers, *keepers = pools
     for plan in given.plans:
         PROGRESS.tell(f"planning {plan}")
         try:
@@ -288,18 +286,18 @@ def run_all(given: argparse.Namespace, folder: Path, told: list[dict[str, Any]])
         cores = cores_for(workers)
         seats = [[core] for core in cores] if given.pin and len(cores) == workers else [everywhere] * workers
         PROGRESS.tell(f"starting {workers} peers on cores {seats}")
-        crews = [Peers(seats), *([Peers(seats, keeping=True)] if given.kept else [])]
+        pools = [Peers(seats), *([Peers(seats, keeping=True)] if given.kept else [])]
         for name in given.models:
             until = time.perf_counter() + (ends - time.perf_counter()) / left
             pieces = given.micro_batches or max(8, 2 * workers)
             task = Task(name, workers, given.layers or max(8, 2 * workers), pieces)
             PROGRESS.tell(f"compiling {name} for {workers} workers")
-            for peers in crews:
+            for peers in pools:
                 peers.take(task)
             pin(os.getpid(), cores)  # workers have as many threads as there are cores for each
             ours = Ours(task, seats, folder)
             pin(os.getpid(), everywhere)
-            found = measure(task, crews, ours, given, until)
+            found = measure(task, pools, ours, given, until)
             CURRENT.clear()
             told.append(report(found))
             for plan in given.trace_plans if given.trace else ():
@@ -308,7 +306,7 @@ def run_all(given: argparse.Namespace, folder: Path, told: list[dict[str, Any]])
             ours.end()
             told[-1]["memory"] = [_memory(task, plan) for plan in (AUTO, *given.plans) if given.memory]
             left -= 1
-        for peers in crews:
+        for peers in pools:
             peers.end()
 
 

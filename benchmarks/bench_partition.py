@@ -1,13 +1,13 @@
-"""How well models are cut, and what cutting costs.
+"""The quality of partitions, and the cost of making them.
 
     python benchmarks/bench_partition.py [--device cuda] [--models bert t5 unet] [--parts 2 4 8]
 
-Balance: every partitioner cuts on one measured profile and is judged on a second, independent one: the time of the
-slowest worker over the ideal. Limits are those of `exact`; `mpipe` and `exact` must besides be no worse than equal
-layers, `metis` and `acyclic` on the profile they were made on, beyond the slack that is given up for fewer bytes.
+Balance: every partitioner cuts on one measured profile and is evaluated on a second, independent one: the time of the
+slowest worker over the ideal. Limits are those of `exact`; `mpipe` and `exact` must also be no worse than equal layers,
+`metis` and `acyclic` on the profile they were made on, beyond the slack that is traded for fewer bytes.
 
 Cost: `pipe_model` on BERT-large from an empty cache at most 15 eager training steps and from a warm one at most 3; the
-generated stages of every model, one after another, at most 2 % slower than it (median of interleaved repeats).
+generated stages of every model, in sequence, at most 2 % slower than the model (median of interleaved repeats).
 
 Everything is measured in this run on this machine. `--threads 1 --clock cpu` gives steady figures on a busy one.
 """

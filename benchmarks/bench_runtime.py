@@ -1,11 +1,11 @@
-"""What workers cost: a remote call, moving tensors, starting up, memory.
+"""The cost of workers: remote calls, tensor transfers, start-up, memory.
 
     python benchmarks/bench_runtime.py [--only call move start memory cuda]
 
-Limits, on two cores that nothing else uses: a call of an empty module with 4 KB under 0.3 ms; 16 MB one way at least
-twice as fast as gloo over loopback in
-the same run; workers up and weights placed for a GPT of 33.7 M parameters in under 8 s; memory of all processes (their
-shares of it, without what an interpreter with torch takes) at most 1.25 times that of one process.
+Limits, on two idle cores: a call of an empty module with 4 KB under 0.3 ms; 16 MB one way at least twice as fast as
+gloo over loopback in the same run; workers started and weights placed for a GPT of 33.7 M parameters in under 8 s;
+memory of all processes (proportional, without that of an interpreter with torch) at most 1.25 times that of one
+process.
 
 `cuda` (on its own, with a GPU and transformers): BERT-large trained by two and four workers that share the GPU, against
 one process; out of memory in a worker, the death of one, and what is left on the GPU afterwards.
@@ -92,13 +92,13 @@ class Gpt(nn.Module):
 
 def call() -> list[tuple[str, float, float]]:
     from gemini.runtime.interception import dispatch
-    from gemini.runtime.interception.managed_model import Managed
-    from gemini.runtime.pool.worker_pool import Crew
+    from gemini.runtime.interception.managed_model import ManagedModel
+    from gemini.runtime.pool.worker_pool import WorkerPool
 
-    crew = Crew(1, 1)
+    pool = WorkerPool(1, 1)
     try:
         model = Around()
-        dispatch.manage(model, Managed(model, crew, quiet=True))
+        dispatch.manage(model, ManagedModel(model, pool, quiet=True))
         x = torch.randn(1024)
         wanting, gradient = x.clone().requires_grad_(), torch.ones(1024)
         for _ in range(50):
@@ -111,7 +111,7 @@ def call() -> list[tuple[str, float, float]]:
             *_calls("its backward", backwards),
         ]
     finally:
-        crew.stop()
+        pool.stop()
 
 
 def _both_ways(model: nn.Module, x: torch.Tensor, gradient: torch.Tensor) -> tuple[list[float], list[float]]:
@@ -192,19 +192,19 @@ def _gloo(data: torch.Tensor) -> list[float]:
 
 def start() -> list[tuple[str, float, float]]:
     from gemini.runtime.interception import dispatch
-    from gemini.runtime.interception.managed_model import Managed
-    from gemini.runtime.pool.worker_pool import Crew
+    from gemini.runtime.interception.managed_model import ManagedModel
+    from gemini.runtime.pool.worker_pool import WorkerPool
 
     model, ids = Gpt(), torch.randint(0, 8192, (1, 128))
     with torch.no_grad():
         began = time.perf_counter()
-        crew = Crew(2, 1)
-        managed = Managed(model, crew, quiet=True)
+        pool = WorkerPool(2, 1)
+        managed = ManagedModel(model, pool, quiet=True)
         dispatch.manage(model, managed)
         here = _timed(lambda: model(ids))
         model(ids)
         seconds = time.perf_counter() - began - 2 * here
-    crew.stop()
+    pool.stop()
     return [("workers up, weights of the GPT placed (s)", seconds, 8.0)]
 
 
@@ -230,12 +230,12 @@ def measure_memory(workers: int) -> None:
     model, pids = Gpt(), [os.getpid()]
     if workers:
         from gemini.runtime.interception import dispatch
-        from gemini.runtime.interception.managed_model import Managed
-        from gemini.runtime.pool.worker_pool import Crew
+        from gemini.runtime.interception.managed_model import ManagedModel
+        from gemini.runtime.pool.worker_pool import WorkerPool
 
-        crew = Crew(workers, 1)
-        dispatch.manage(model, Managed(model, crew, quiet=True))
-        pids += [worker.process.pid for worker in crew.workers]
+        pool = WorkerPool(workers, 1)
+        dispatch.manage(model, ManagedModel(model, pool, quiet=True))
+        pids += [worker.process.pid for worker in pool.workers]
     optimizer = torch.optim.AdamW(model.parameters())
     peak = 0.0
     for _ in range(4):

@@ -1,10 +1,10 @@
-"""How good and how fast composed schedules are, against bounds and against the best figures known.
+"""Quality and search time of composed schedules, against bounds and the best known figures.
 
     python benchmarks/bench_schedule.py               everything (a few minutes)
     python benchmarks/bench_schedule.py --quick       four to sixteen devices, fewer random instances
 
-Seconds are processor time of one core, medians over five seeds where a table says so. Every quality is a ratio
-against a lower bound, or against a peer scheduled in the same run.
+Seconds are processor time of one core, medians over five seeds where a table says so. Every quality is a ratio to a
+lower bound, or to a peer scheduled in the same run.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The trial of CUDA workers: BERT-large in two and four of them, against one process on the same GPU.
+"""CUDA workers: BERT-large in two and four of them, against one process on the same GPU.
 
 python -c "from benchmarks.bench_runtime import main; main()" --only cuda
 """
@@ -18,15 +18,15 @@ from torch import nn
 from gemini.errors import WorkerError
 from gemini.runtime.devices.cuda import CudaSegment
 from gemini.runtime.interception import dispatch
-from gemini.runtime.interception.managed_model import Managed
-from gemini.runtime.pool.worker_pool import Crew
+from gemini.runtime.interception.managed_model import ManagedModel
+from gemini.runtime.pool.worker_pool import WorkerPool
 
 STEPS, BATCH, LENGTH, WORDS = 4, 8, 128, 30522
 Row = tuple[str, float, float]
 
 
 class Greedy(nn.Module):
-    """Asks for more memory than there is, when told to."""
+    """Requests more memory than the device has, on demand."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -104,14 +104,14 @@ def difference(one: list[torch.Tensor], other: list[torch.Tensor]) -> float:
     return max(float((a - b).abs().max()) / max(float(a.abs().max()), 1e-12) for a, b in zip(one, other, strict=True))
 
 
-def managed_run(workers: int) -> tuple[Run, Crew, nn.Module]:
+def managed_run(workers: int) -> tuple[Run, WorkerPool, nn.Module]:
     model = bert()
-    crew = Crew(workers, 2, devices=["cuda:0"] * workers)
-    managed = Managed(model, crew)
+    pool = WorkerPool(workers, 2, devices=["cuda:0"] * workers)
+    managed = ManagedModel(model, pool)
     dispatch.manage(model, managed)
     found = train(model)._replace(calls=managed.calls)
     print(f"    calls {managed.calls}, refused {managed.refused}, demotions {managed.demotions}", flush=True)
-    return found, crew, model
+    return found, pool, model
 
 
 def trial(counts: tuple[int, ...] = (2, 4)) -> list[Row]:
@@ -127,7 +127,7 @@ def trial(counts: tuple[int, ...] = (2, 4)) -> list[Row]:
     for workers in counts:
         clean()
         before = used()
-        found, crew, model = managed_run(workers)
+        found, pool, model = managed_run(workers)
         processes = _processes()
         losses = max(abs(a - b) for a, b in zip(reference.losses, found.losses, strict=True))
         rows += [
@@ -142,9 +142,9 @@ def trial(counts: tuple[int, ...] = (2, 4)) -> list[Row]:
             flush=True,
         )
         if workers == counts[-1]:
-            rows += death(crew, model)
-        crew.stop()
-        del found, model, crew
+            rows += death(pool, model)
+        pool.stop()
+        del found, model, pool
         say_left(f"{workers} workers", after)
     rows += greed()
     say_left("the last", after)
@@ -159,11 +159,11 @@ def trial(counts: tuple[int, ...] = (2, 4)) -> list[Row]:
     return rows
 
 
-def death(crew: Crew, model: nn.Module) -> list[Row]:
+def death(pool: WorkerPool, model: nn.Module) -> list[Row]:
     """Kill a worker: gradients and weights stay readable, the next call says so, the one after it runs here."""
     before = [p.grad.clone() for p in model.parameters() if p.grad is not None]
-    os.kill(crew.workers[1].process.pid, signal.SIGKILL)
-    crew.workers[1].process.wait()
+    os.kill(pool.workers[1].process.pid, signal.SIGKILL)
+    pool.workers[1].process.wait()
     ids = torch.randint(0, WORDS, (BATCH, LENGTH)).cuda()
     began = time.perf_counter()
     said = "nothing"
@@ -186,8 +186,8 @@ def death(crew: Crew, model: nn.Module) -> list[Row]:
 def greed() -> list[Row]:
     """Out of memory in a worker is said as such, and the next call works."""
     model = Pair().cuda()
-    crew = Crew(2, 1, devices=["cuda:0"] * 2)
-    managed = Managed(model, crew)
+    pool = WorkerPool(2, 1, devices=["cuda:0"] * 2)
+    managed = ManagedModel(model, pool)
     dispatch.manage(model, managed)
     x = torch.randn(8, 64, device="cuda")
     said: Any = None
@@ -198,7 +198,7 @@ def greed() -> list[Row]:
         said = error
     print(f"out of memory: {type(said).__name__}: {str(said)[:200]} {getattr(said, '__notes__', None)}", flush=True)
     model(x).sum().backward()
-    crew.stop()
+    pool.stop()
     is_told = said is not None and "worker" in str(getattr(said, "__notes__", ""))
     return [("out of memory in a worker that is not told", float(not is_told), 0.0)]
 

@@ -1,14 +1,13 @@
-"""The memory of workers in overlapped steps, beside what their plan expects.
+"""The memory of workers in pipelined steps, against the prediction of their plan.
 
     python benchmarks/overlap_memory.py [--models gpt t5 unet] [--schedules 1f1b zb_v] [--micro-batches 8]
 
-Measured is the peak of a worker's memory in some steps (anonymous and shared, not files of code), without what a worker
-has that runs a model of next to nothing: the interpreter, torch and our own code. Expected are weights, gradients, what
-is kept for backward, what an action takes while it runs, what is on the way, and what lies idle in the heap or is kept
-by libraries (`gemini.planner.worker_memory`); the state of the optimizer is not a worker's, it is in the program's own
-process. How much lies idle differs from run to run by some MB, for the C library decides it.
+Measured: the peak memory of a worker in some steps (anonymous and shared pages, not code), without that of a worker
+whose model is nearly empty: the interpreter, torch and Gemini. Expected: weights, gradients, saved tensors, working
+memory of actions, values in transit, and idle memory of the heap and of libraries (`gemini.planner.worker_memory`);
+optimizer state is in the controller. Idle memory differs between runs by some MB, as the C library decides it.
 
-Limit: the largest worker at most 1.10 times what was expected of it.
+Limit: the largest worker at most 1.10 times its expected memory.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from overlap_models import WORKLOADS
 from overlap_peers import Task
 
 from gemini import GeminiCompiler, GeminiConfig
-from gemini.partition.analysis.analysis_result import Memory
+from gemini.partition.analysis.analysis_result import MemoryEstimate
 from gemini.runtime.interception import dispatch
 
 LIMIT = 1.10
@@ -34,7 +33,7 @@ def peaks(task: Task, schedule: str) -> list[tuple[float, float]]:
     return [(measured, _expected(memory)) for measured, memory in measure(task, schedule)]
 
 
-def measure(task: Task, schedule: str) -> list[tuple[float, Memory]]:
+def measure(task: Task, schedule: str) -> list[tuple[float, MemoryEstimate]]:
     """Measured MB of each worker, and what its plan expects."""
     return _measured(*task.made(), task, schedule, _without_model(task.workers))
 
@@ -50,16 +49,16 @@ def _without_model(workers: int) -> float:
 
 def _measured(  # noqa: PLR0917
     model: torch.nn.Module, batch: torch.Tensor, targets: torch.Tensor, task: Task, schedule: str, before: float
-) -> list[tuple[float, Memory]]:
+) -> list[tuple[float, MemoryEstimate]]:
     config = GeminiConfig(
         mode="pipeline", pipeline_degree=task.workers, accum_degree=task.micro_batches, schedule=schedule, quiet=True
     )
     GeminiCompiler().compiler(model, config)
-    managed = dispatch.find(model)
-    if managed is None or managed.overlap is None:
+    managed = dispatch.find_managed(model)
+    if managed is None or managed.pipelined is None:
         raise RuntimeError("the model is not managed")
     try:
-        pids = [worker.process.pid for worker in managed.crew.workers]
+        pids = [worker.process.pid for worker in managed.pool.workers]
 
         def step() -> None:
             model.zero_grad(set_to_none=True)
@@ -71,17 +70,17 @@ def _measured(  # noqa: PLR0917
             _forget_peak(pid)
         for _ in range(STEPS):
             step()
-        ((kind,),) = managed.overlap.catalogue.kinds.values()
-        if kind.plan is None or not managed.overlap.steps:
-            raise RuntimeError(f"not overlapped: {kind.reason or '; '.join(managed.overlap.story.reasons)}")
+        ((kind,),) = managed.pipelined.plans.kinds.values()
+        if kind.plan is None or not managed.pipelined.steps:
+            raise RuntimeError(f"not overlapped: {kind.reason or '; '.join(managed.pipelined.journal.reasons)}")
         return [
             (_peak(pid) - before, worker.memory) for pid, worker in zip(pids, kind.plan.analysis.workers, strict=True)
         ]
     finally:
-        managed.crew.stop()
+        managed.pool.stop()
 
 
-def _expected(memory: Memory) -> float:
+def _expected(memory: MemoryEstimate) -> float:
     return memory.total_mb - memory.optimizer_mb
 
 

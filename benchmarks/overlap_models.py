@@ -1,7 +1,7 @@
 # ruff: noqa: D101, D102
-"""Models of the overlap benchmark, each a list of blocks that hand a tuple of tensors on.
+"""Models of the overlap benchmark, each a list of blocks that pass a tuple of tensors on.
 
-So the same model can be cut by anyone: by us wherever its graph allows, by users of a chain of stages between blocks.
+The same model can thus be cut by Gemini wherever its graph allows, and by torch between blocks.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ State = tuple[torch.Tensor, ...]
 
 
 class Blocks(nn.Module):
-    """Blocks one after the other; the result is the first tensor."""
+    """Blocks in sequence; the result is the first tensor."""
 
     def __init__(self, blocks: Sequence[nn.Module]) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
-"""Our side of the overlap benchmark: what a user gets, and the same by plans that are asked for by name.
+"""Gemini's side of the overlap benchmark: the default plan, and plans selected by name.
 
 The model is compiled with `schedule="auto"` and called as a program calls it; the other plans are made on the same
-profile, and take the place of the first in the same workers.
+profile and replace the first in the same workers.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from overlap_progress import PROGRESS
 from gemini import GeminiCompiler, GeminiConfig
 from gemini.planner.contention import measure_contention
 from gemini.planner.plan_request import PlanRequest
-from gemini.planner.schedule_choice import choose
-from gemini.planner.stage_layouts import layouts
+from gemini.planner.schedule_choice import choose_schedule
+from gemini.planner.stage_layouts import enumerate_layouts
 from gemini.planner.step_plan import StepPlan
 from gemini.runtime.interception import dispatch
-from gemini.runtime.pipelined.call_signature import Kind
-from gemini.runtime.pipelined.step_request import StepResult
-from gemini.runtime.pipelined.step_trace import StepTrace, trace_of
-from gemini.runtime.pool.speed_probe import measure_speeds
+from gemini.runtime.pipelined.call_signature import CallKind
+from gemini.runtime.pipelined.step_request import ExecutedStep
+from gemini.runtime.pipelined.step_trace import StepTrace, build_trace
+from gemini.runtime.pool.worker_stats import measure_speeds
 
 AUTO = "auto"
 PLANS = ("1f1b", "zb_h1", "interleaved_1f1b", "zb_v", "composed")
@@ -54,12 +54,12 @@ class Ours:
         )  # fmt: skip
         began = time.perf_counter()
         GeminiCompiler().compiler(self.model, config)
-        managed = dispatch.find(self.model)
-        if managed is None or managed.overlap is None:
+        managed = dispatch.find_managed(self.model)
+        if managed is None or managed.pipelined is None:
             raise RuntimeError("the model is not managed")
-        self.overlap, self.pool = managed.overlap, managed.pool
+        self.overlap, self.pool = managed.pipelined, managed.pool
         self.overlap._trace = self._keep  # type: ignore[method-assign]
-        self._last: StepResult | None = None
+        self._last: ExecutedStep | None = None
         for worker, seat in zip(self.pool.workers, seats, strict=True):
             pin(worker.process.pid, seat)
         for what in ("a call that is watched", "a call that is planned for"):
@@ -67,10 +67,10 @@ class Ours:
             self.model(self.batch)
         self.ready_s = time.perf_counter() - began
         self.contention = measure_contention(task.workers, measure_speeds=partial(measure_speeds, self.pool))
-        ((self.key, (kind,)),) = self.overlap.catalogue.kinds.items()
+        ((self.key, (kind,)),) = self.overlap.plans.kinds.items()
         if kind.plan is None:
             raise RuntimeError(f"no plan: {kind.reason}")
-        self.kinds: dict[str, Kind] = {AUTO: kind}
+        self.kinds: dict[str, CallKind] = {AUTO: kind}
         self._layouts: list[Any] | None = None
 
     def plan(self, name: str) -> None:
@@ -79,8 +79,8 @@ class Ours:
         pieces = self.task.micro_batches
         options = PlanRequest(self.task.workers, pieces).options(pieces, pieces)  # sizes are of a micro-batch
         if self._layouts is None:
-            self._layouts = list(layouts(first.graph, first.profile, self.task.workers, "exact", options))
-        choice = choose(first.graph, first.profile, self._layouts, options, name)
+            self._layouts = list(enumerate_layouts(first.graph, first.profile, self.task.workers, "exact", options))
+        choice = choose_schedule(first.graph, first.profile, self._layouts, options, name)
         plan = replace(  # these models draw no random numbers
             first,
             partition=choice.partition,
@@ -90,7 +90,7 @@ class Ours:
             draws=((),) * choice.partition.nstages,
             _built={},
         )
-        kind = Kind(plan, "", self.kinds[AUTO].shapes)
+        kind = CallKind(plan, "", self.kinds[AUTO].shapes)
         kind.outlines = dict(self.kinds[AUTO].outlines)
         self.kinds[name] = kind
 
@@ -103,9 +103,9 @@ class Ours:
 
     def step(self, name: str) -> Took:
         """A step by a plan, as a program takes it."""
-        self.overlap.catalogue.kinds[self.key][:] = [self.kinds[name]]  # in place: the list is known elsewhere
+        self.overlap.plans.kinds[self.key][:] = [self.kinds[name]]  # in place: the list is known elsewhere
         self._last = None
-        plan = self.kinds[name].rehearsal.expecting(self.of(name))
+        plan = self.kinds[name].timings.apply_to(self.of(name))
         begin = time.perf_counter()
         self.model.zero_grad(set_to_none=True)
         before = time.thread_time()
@@ -113,16 +113,16 @@ class Ours:
         loss.backward()
         seconds, computed = time.perf_counter() - begin, time.thread_time() - before
         if self._last is None:
-            raise RuntimeError(f"not overlapped: {'; '.join(self.overlap.story.reasons)}")
+            raise RuntimeError(f"not overlapped: {'; '.join(self.overlap.journal.reasons)}")
         events = self._last.trace
         first, last = min(event.begin for event in events), max(event.end for event in events)
-        return Took(seconds, seconds - (last - first), computed, trace_of(plan, events, seconds * 1e3))
+        return Took(seconds, seconds - (last - first), computed, build_trace(plan, events, seconds * 1e3))
 
     def save(self, name: str, folder: Path) -> list[Path]:
         """The trace of one more step, and its picture."""
         return self.step(name).trace.save(folder)
 
-    def _keep(self, _kind: Kind, ran: Any, _step_ms: float) -> None:
+    def _keep(self, _kind: CallKind, ran: Any, _step_ms: float) -> None:
         self._last = ran
 
     @property

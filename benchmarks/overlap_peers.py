@@ -1,7 +1,7 @@
-"""The peers of the overlap benchmark: processes that take a step when they are told to, and are idle otherwise.
+"""The peers of the overlap benchmark: processes that run a step on request and are idle otherwise.
 
-Each process plays two parts: a rank of torch.distributed.pipelining, with the stages that a schedule wants of it; and
-one of k processes that each run a k-th of the micro-batches of the whole model, which is as fast as k processes can be.
+Each process has two roles: a rank of torch.distributed.pipelining, with the stages of a schedule; and one of k
+processes that each run a k-th of the micro-batches of the whole model, the upper bound of speed for k processes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the overlap benchmark is doing, for whoever waits for it."""
+"""Progress messages of the overlap benchmark, and stacks where it hangs."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from collections.abc import Callable
 
 
 class Progress:
-    """What is being done, for whoever waits; and where it hangs, if it does."""
+    """The current activity, and the stacks of a hang."""
 
     def __init__(self) -> None:
         self.begin, self.last = time.perf_counter(), ""
 
     def tell(self, what: str) -> None:
-        """Something else begins."""
+        """Report the next activity."""
         self.last = what
         print(f"[{time.perf_counter() - self.begin:6.1f} s] {what}", file=sys.stderr, flush=True)
 
     def end_after(self, seconds: float, write: Callable[[], None]) -> None:
-        """End the run if it is not over by then: `write` what was found, and say where it was."""
+        """End the run after this time: `write` the results and print the current activity."""
 
         def end() -> None:
             print(f"not over after {seconds:.0f} s, in {self.last}:", file=sys.stderr)

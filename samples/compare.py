@@ -1,8 +1,8 @@
-"""Runs a sample under `gemini_python` with two CPU workers, then under `python`, and compares the last losses.
+"""Run a sample under `gemini_python` with two CPU workers, then under `python`, and compare the last losses.
 
     python samples/compare.py samples/mnist/train.py --epochs 3
 
-The sample's own output is that of the parallel run. The run on one device works on copies, in a folder of its own.
+The printed output is that of the parallel run. The run on one device uses copies in a separate folder.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""Questions as BERT takes them: [CLS] question [SEP] context [SEP], and where the answer starts and ends."""
+"""Questions as inputs of BERT: [CLS] question [SEP] context [SEP], with start and end of the answer."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""A small model with a device written into it, and the steps that train it."""
+"""A small model with a hard-coded device, and its training steps."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Train a small GPT on the letters of a text; stop and go on at any step."""
+"""Train a small GPT on the letters of a text; stop and resume at any step."""
 
 import argparse
 import math

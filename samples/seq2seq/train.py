@@ -1,4 +1,4 @@
-"""Translate written dates to numbers: an encoder, attention, and a decoder that is unrolled in a Python loop."""
+"""Translate written dates to numbers: an encoder, attention, and a decoder unrolled in a Python loop."""
 
 import argparse
 import random
