@@ -54,5 +54,5 @@ def test_only_schedules_that_fit_the_placement_are_compared() -> None:
 def test_without_a_placement_there_is_nothing_to_compare_with() -> None:
     plan = one_f_one_b(2, 2)
     plan.placement = None
-    with pytest.raises(ScheduleError, match="which placement"):
+    with pytest.raises(ScheduleError, match="has no placement"):
         compare(plan)
