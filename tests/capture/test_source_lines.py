@@ -10,7 +10,7 @@ from gemini.runtime.tracebacks import __file__ as ours
 
 
 def test_a_line_is_of_the_code_that_runs() -> None:
-    assert source_line().startswith("capture/test_lines_told.py:")
+    assert source_line().startswith("capture/test_source_lines.py:")
 
 
 def test_of_our_own_code_no_line_is_told() -> None:
@@ -26,4 +26,4 @@ def test_a_model_below_our_own_code_is_told() -> None:
 
     space = {"model": Asking(), "x": torch.ones(1)}
     exec(compile("told = model(x)", ours, "exec"), space)
-    assert str(space["told"]).startswith("capture/test_lines_told.py:")
+    assert str(space["told"]).startswith("capture/test_source_lines.py:")

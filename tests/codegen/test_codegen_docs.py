@@ -12,8 +12,8 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-DOCUMENT = ROOT / "docs" / "codegen.md"
-SHOWN = re.compile(r"(?<=This is what it prints, in full:\n\n```text\n).*?(?=```\n)", re.DOTALL)
+DOCUMENT = ROOT / "docs" / "reference" / "codegen.md"
+SHOWN = re.compile(r"(?<=Output:\n\n```text\n).*?(?=```\n)", re.DOTALL)
 
 
 def generated(folder: Path, text: str) -> str:

@@ -11,8 +11,8 @@ import re
 import sys
 from pathlib import Path
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "pipe.md"
-SHOWN = re.compile(r"(?<=are a loop, and parameters keep their names.\n\n```text\n).*?(?=```\n)", re.DOTALL)
+DOCUMENT = Path(__file__).parents[2] / "docs" / "reference" / "pipe.md"
+SHOWN = re.compile(r"(?<=repeated layers are a\nloop.\n\n```text\n).*?(?=```\n)", re.DOTALL)
 
 
 def generated(folder: Path, text: str) -> str:

@@ -15,6 +15,6 @@ MANY = 1_000_000
 @pytest.mark.skipif(available_memory() is None, reason="how much memory there is cannot be found out")
 def test_too_many_workers_are_refused_with_what_could_be_had() -> None:
     config = GeminiConfig(mode="pipeline", pipeline_degree=MANY, quiet=True)
-    with pytest.raises(ConfigError, match=rf"{MANY} workers on this machine take 155\.0 TB.*can be had") as raised:
+    with pytest.raises(ConfigError, match=rf"{MANY} workers on this host need 155\.0 TB.*is available") as raised:
         GeminiCompiler().compiler(nn.Linear(2, 2), config=config)
     assert "or fewer (pipeline_degree" in str(raised.value)
