@@ -47,3 +47,15 @@ def test_every_page_is_in_the_index() -> None:
     index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
     pages = {str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").glob("**/*.md")} - {"index.md"}
     assert pages == {target for target in re.findall(r"\]\(([^)#]+)\)", index) if not target.startswith("..")}
+
+
+def test_every_anchor_of_a_link_is_a_heading() -> None:
+    missing = []
+    for document in DOCUMENTS:
+        for target, anchor in re.findall(r"\]\(([^)#:\s]*)#([^)\s]+)\)", document.read_text(encoding="utf-8")):
+            page = document.parent / target if target else document
+            headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+            slugs = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+            if anchor not in slugs:
+                missing.append(f"{document.relative_to(ROOT)} → {target}#{anchor}")
+    assert not missing
