@@ -41,6 +41,7 @@ DIST = (
     "planner/test_contention.py",
     "planner/test_memory_limits.py",
     "profiling/test_autograd_edges.py",
+    "profiling/test_link_profile.py::test_a_backend_that_does_not_exist",
     "profiling/test_link_profile.py::test_two_real_processes",
     "profiling/test_malloc_trim.py",
     "profiling/test_profile_cache.py::test_several_processes",
