@@ -215,9 +215,9 @@ class Bench:
         eager = [self.eager() for _ in range(5 if self.device.kind == "cpu" else 12)][2:]
         step = statistics.median(eager)
         self.model.zero_grad(set_to_none=True)
-        graph, captured = self.record_time(lambda: capture(self.model, self.args, self.kwargs))
+        graph, captured = self.timed(lambda: capture(self.model, self.args, self.kwargs))
         found = [
-            self.record_time(lambda: profile(graph, self.args, self.kwargs, device=self.device, cache=False))
+            self.timed(lambda: profile(graph, self.args, self.kwargs, device=self.device, cache=False))
             for _ in range(2)
         ]
         (first, cost), (second, again) = found

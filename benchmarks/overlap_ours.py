@@ -87,11 +87,11 @@ class Ours:
             analysis=choice.analysis,
             schedule=choice.plan,
             name=name,
-            draws=((),) * choice.partition.nstages,
+            rng_patterns=((),) * choice.partition.nstages,
             _built={},
         )
         kind = CallKind(plan, "", self.kinds[AUTO].shapes)
-        kind.outlines = dict(self.kinds[AUTO].outlines)
+        kind.output_specs = dict(self.kinds[AUTO].output_specs)
         self.kinds[name] = kind
 
     def of(self, name: str) -> StepPlan:

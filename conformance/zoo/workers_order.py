@@ -72,7 +72,7 @@ class _Call:
         result = self.forward_of(*args, **kwargs)
         changes = held.changes()
         assert not isinstance(changes, str), changes
-        self.parcel, tensors = held.parcel(result, changes)
+        self.parcel, tensors = held.pack_result(result, changes)
         self.has_objects = bool(held.objects)
         place = {id(tensor): at for at, tensor in enumerate(inputs)}
         self.same = [place.get(id(tensor)) for tensor in tensors]
