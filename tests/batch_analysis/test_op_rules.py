@@ -160,7 +160,8 @@ def _compare(tape, splitting, kinds, whole, given, lengths, weights):  # noqa: P
 
 
 def test_enough_was_compared():
-    if sum(seen.values()) > 1000:  # all of the above ran
-        assert seen["Shard"] > 1000
-        assert seen["Partial"] > 60
-        assert seen["WeightedPartial"] > 20
+    total = sum(seen.values())
+    if total > 300:  # most of the above ran in this process
+        assert seen["Shard"] > total / 2
+        assert seen["Partial"] > total / 50
+        assert seen["WeightedPartial"] > total / 150
