@@ -212,7 +212,7 @@ def cost(bench: Bench, options: argparse.Namespace) -> list[str]:
     """What `pipe_model` takes and what its stages lose, in eager training steps."""
     from gemini import pipe_model
     from gemini.errors import GeminiError
-    from gemini.malloc import freed_memory_kept
+    from gemini.malloc import retain_freed_memory
 
     eager = statistics.median([bench.step(bench.model) for _ in range(4)][1:])
     print(f"  {bench.name}: an eager step {eager * 1e3:.1f} ms")
@@ -228,7 +228,7 @@ def cost(bench: Bench, options: argparse.Namespace) -> list[str]:
                 return [f"{bench.name}: pipe_model fails: {error}"]
             taken.append(watch.end() / eager)
             print(f"    {state}, in eager steps: {watch.text(eager)}")
-    with freed_memory_kept():  # else what the C library has returned decides which of the two is the slower
+    with retain_freed_memory():  # else what the C library has returned decides which of the two is the slower
         pairs = [(bench.step(bench.model), bench.step(piped)) for _ in range(options.repeats + 2)][2:]
     overhead = statistics.median(stages for _, stages in pairs) / statistics.median(model for model, _ in pairs) - 1
     judged = bench.name == "bert"  # the others are too small for shares of a step to say much

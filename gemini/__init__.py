@@ -23,7 +23,7 @@ __all__ = [
     "sharding_and_pipeline",
 ]
 
-_HOMES = {
+_MODULES = {
     "GeminiCompiler": "gemini.compiler",
     "GeminiConfig": "gemini.config.gemini_config",
     "compile": "gemini.compiler",
@@ -32,11 +32,11 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> object:
-    """Import a public name when it is first asked for: a program that runs under Gemini pays for what it uses."""
+    """Import a public name on first access, so that a script pays only for what it uses."""
     if name not in __all__:
         raise AttributeError(f"module 'gemini' has no attribute {name!r}")
     from importlib import import_module
 
-    value = getattr(import_module(_HOMES.get(name, "gemini.config.modes")), name)
+    value = getattr(import_module(_MODULES.get(name, "gemini.config.modes")), name)
     globals()[name] = value
     return value

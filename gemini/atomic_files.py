@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all."""
+"""Atomic files: a file appears complete or not at all."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gemini.errors import ArtifactError
 
 
 def write_whole(path: Path, content: str | bytes, *, sync: bool = True) -> None:
-    """Replace the file at `path` by `content` in one step; on any failure what was there stays.
+    """Replace the file at `path` by `content` atomically; on failure the previous file stays.
 
     `sync` waits until the content is on disk; a cache does not need that.
     """
@@ -40,12 +40,12 @@ def write_whole(path: Path, content: str | bytes, *, sync: bool = True) -> None:
 
 
 def write_json(path: str | Path, data: Any) -> None:
-    """Write plain data as JSON that people can read, too."""
+    """Write plain data as indented JSON."""
     write_whole(Path(path), json.dumps(data, indent=1))
 
 
 def read_json(path: str | Path) -> Any:
-    """Plain data from a file; raises ArtifactError."""
+    """Read JSON; raises ArtifactError."""
     try:
         return json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
@@ -55,7 +55,7 @@ def read_json(path: str | Path) -> Any:
 
 
 def _write_special(target: Path, content: bytes) -> None:
-    """Pipes and devices such as /dev/stdout cannot be replaced, only written to."""
+    """Write to a pipe or a device such as /dev/stdout, which cannot be replaced."""
     if target.is_dir():
         raise IsADirectoryError(21, "it is a folder")
     with open(target, "wb") as file:

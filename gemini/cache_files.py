@@ -61,7 +61,7 @@ def mark_used(path: Path) -> None:
 def evict_oldest(folder: Path, limit: int) -> None:
     """Remove the least recently used entries beyond `limit`."""
     with suppress(OSError):
-        entries = sorted((path for path in folder.iterdir() if path.name[0] != "."), key=_modified)
+        entries = sorted((path for path in folder.iterdir() if path.name[0] != "."), key=_modification_time)
         for path in entries[:-limit]:
             if path.is_dir():
                 shutil.rmtree(path, ignore_errors=True)
@@ -69,7 +69,7 @@ def evict_oldest(folder: Path, limit: int) -> None:
                 path.unlink(missing_ok=True)
 
 
-def _modified(path: Path) -> float:
+def _modification_time(path: Path) -> float:
     try:
         return path.stat().st_mtime
     except OSError:  # another process has removed it

@@ -1,4 +1,4 @@
-"""Painting DOT text with graphviz, which comes with pygraphviz; the text itself needs neither."""
+"""Rendering of DOT text by graphviz (through pygraphviz); writing the text itself needs neither."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from gemini.atomic_files import write_whole
 from gemini.errors import ArtifactError, MissingEngineError
 
 SUFFIXES = (".svg", ".png", ".dot")
@@ -22,32 +23,14 @@ def check_suffix(path: Path) -> None:
 
 
 def write(dot: str, path: Path, *, dots_per_inch: int = 96) -> None:
-    """Write `dot` to `path`: as it is for ``.dot``, painted for ``.svg`` and ``.png``; whole or not at all."""
+    """Write `dot` to `path` atomically: as text for ``.dot``, rendered for ``.svg`` and ``.png``."""
     check_suffix(path)
     suffix = path.suffix.lower()
-    data = dot.encode("utf-8") if suffix == ".dot" else _painted(dot, suffix[1:], dots_per_inch)
-    try:
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as draft:
-            draft.write(data)
-        _publish(Path(draft.name), path)
-    except OSError as error:
-        raise ArtifactError(
-            f"cannot write {path}: {error.strerror or error}\n    → name a folder that exists and can be written"
-        ) from error
+    data = dot.encode("utf-8") if suffix == ".dot" else _render(dot, suffix[1:], dots_per_inch)
+    write_whole(path, data)
 
 
-def _publish(draft: Path, path: Path) -> None:
-    try:
-        mask = os.umask(0)
-        os.umask(mask)
-        draft.chmod(0o666 & ~mask)  # as open() would have made it; temporary files are private
-        draft.replace(path)
-    except OSError:
-        draft.unlink(missing_ok=True)
-        raise
-
-
-def _painted(dot: str, form: str, dots_per_inch: int) -> bytes:
+def _render(dot: str, form: str, dots_per_inch: int) -> bytes:
     try:
         import pygraphviz
     except ImportError as error:
@@ -55,14 +38,14 @@ def _painted(dot: str, form: str, dots_per_inch: int) -> bytes:
     graph = pygraphviz.AGraph(string=dot)
     graph.graph_attr["dpi"] = "72" if form == "svg" else str(dots_per_inch)
     with without_font_warnings():
-        painted = graph.draw(format=form, prog="nop2")
-    assert isinstance(painted, bytes)
-    return painted
+        picture = graph.draw(format=form, prog="nop2")
+    assert isinstance(picture, bytes)
+    return picture
 
 
 @contextlib.contextmanager
 def without_font_warnings() -> Iterator[None]:
-    """Keep back what the bundled font library says about this machine's font settings, and nothing else."""
+    """Suppress the messages of the bundled font library about font settings, and nothing else."""
     try:
         saved = os.dup(2)
     except OSError:  # no standard error at all

@@ -1,7 +1,7 @@
-"""The entry points of a group, without `importlib.metadata` where no installed package has any.
+"""Entry points of a group, without `importlib.metadata` where no installed package declares any.
 
-Importing that module takes longer than all the rest of the launcher. So the few lines of text that declare entry
-points are looked through first; only if the group is named in one of them is the library asked to read them.
+Importing `importlib.metadata` takes longer than the rest of the launcher. So the files that declare entry points are
+searched for the name of the group first, and the library is imported only on a match.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def entry_points(group: str) -> Sequence[EntryPoint]:
-    """The entry points of `group`, sorted by name."""
+    """Return the entry points of `group`, sorted by name."""
     if not _is_declared(group):
         return ()
     from importlib import metadata
@@ -25,16 +25,16 @@ def entry_points(group: str) -> Sequence[EntryPoint]:
 
 
 def _is_declared(group: str) -> bool:
-    """Whether any distribution on `sys.path` names the group; True where that cannot be seen from outside."""
+    """Whether any distribution on `sys.path` names the group; True for archives, which are not opened."""
     wanted = group.encode()
     return any(
         wanted in text for folder in dict.fromkeys(sys.path) for text in _declarations(folder or os.curdir, wanted)
     )
 
 
-def _declarations(folder: str, in_doubt: bytes) -> list[bytes]:
+def _declarations(folder: str, wanted: bytes) -> list[bytes]:
     if not os.path.isdir(folder):
-        return [in_doubt] if folder.endswith((".egg", ".whl")) else []
+        return [wanted] if folder.endswith((".egg", ".whl")) else []
     found = []
     for name in os.listdir(folder):
         if name.endswith((".dist-info", ".egg-info", ".egg")):

@@ -9,19 +9,19 @@
     │   ├── PassError        a pass is unknown, cyclic, or produced something invalid
     │   │   └── EditError    an edit cannot be made, or two edits overlap
     │   └── PatternError     a declarative pattern cannot be read
-    ├── ArtifactError        a file of ours cannot be read, is stale or cannot be written
-    ├── CaptureError         a model cannot be captured as asked, or a captured graph cannot be used
-    ├── ProfileError         a graph cannot be profiled as asked, or a profile cannot be read
-    ├── PartitionError       a graph cannot be cut as asked, or a partition does not fit
+    ├── ArtifactError        an artifact file cannot be read, is stale or cannot be written
+    ├── CaptureError         a model cannot be captured as requested, or a captured graph cannot be used
+    ├── ProfileError         a graph cannot be profiled as requested, or a profile cannot be read
+    ├── PartitionError       a graph cannot be cut as requested, or a partition does not fit
     ├── GenerateError        stages cannot be generated, or generated ones cannot be used
     ├── WorkerError          a worker died, hung or could not be started
     └── ScheduleError        a schedule cannot be made, read or trusted
-        ├── PlacementError   the blocks given are not a valid placement
+        ├── PlacementError   the blocks are not a valid placement
         ├── InfeasibleError  no schedule exists under these limits
         └── InvalidPlanError a plan breaks a rule; carries the marked grid
 
-An error's text says what is wrong with its values and, after a line break, what to do next. `Fault`s are
-collected first and raised together, so that one run shows all of them.
+The text of an error names the fault with its values and, after a line break, the remedy. `Fault`s are collected and
+raised together, so that one run shows all of them.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-DISTRIBUTION = "gemini-instrumenter"  # what pip calls the package `gemini`
+DISTRIBUTION = "gemini-instrumenter"  # the name of the package on PyPI
 
 
 @dataclass(frozen=True)
 class Fault:
-    """One thing that is wrong, and how to put it right."""
+    """One fault and its remedy."""
 
     what: str
     remedy: str = ""
@@ -83,7 +83,7 @@ class PassError(InstrumentError):
 
 
 class EditError(PassError):
-    """An edit cannot be made, or two edits overlap; knows the `ast` position where, if there is one."""
+    """An edit cannot be made, or two edits overlap; carries the `ast` position, if there is one."""
 
     def __init__(self, message: str, line: int = 0, column: int = 0) -> None:
         super().__init__(message)
@@ -96,19 +96,19 @@ class PatternError(InstrumentError):
 
 
 class ArtifactError(GeminiError):
-    """A file of ours cannot be read, is stale, or cannot be written."""
+    """An artifact file cannot be read, is stale, or cannot be written."""
 
 
 class CaptureError(GeminiError):
-    """A model cannot be captured as asked, or a captured graph cannot be used."""
+    """A model cannot be captured as requested, or a captured graph cannot be used."""
 
 
 class ProfileError(GeminiError):
-    """A graph cannot be profiled as asked, or a profile cannot be read."""
+    """A graph cannot be profiled as requested, or a profile cannot be read."""
 
 
 class PartitionError(GeminiError):
-    """A graph cannot be cut as asked, or a partition does not fit its graph; says what would be possible."""
+    """A graph cannot be cut as requested, or a partition does not fit its graph; names a possible alternative."""
 
 
 class GenerateError(GeminiError):
@@ -116,7 +116,7 @@ class GenerateError(GeminiError):
 
 
 class WorkerError(GeminiError):
-    """A worker died, hung or could not be started; names it, and what it did last."""
+    """A worker died, hung or could not be started; names it and its last action."""
 
 
 class ScheduleError(GeminiError):
@@ -124,11 +124,11 @@ class ScheduleError(GeminiError):
 
 
 class PlacementError(ScheduleError):
-    """The blocks given are not a valid placement (cycles, negative spans, devices out of range)."""
+    """The blocks are not a valid placement (cycles, negative spans, devices out of range)."""
 
 
 class InfeasibleError(ScheduleError):
-    """No schedule exists under the given limits; says the smallest that would do."""
+    """No schedule exists under the given limits; names the smallest feasible limit."""
 
 
 class InvalidPlanError(ScheduleError):

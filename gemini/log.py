@@ -1,7 +1,7 @@
-"""Telling: a line on standard error that is none of the program's, whatever the program has made of `print`.
+"""Log lines of Gemini on standard error, independent of `print`.
 
-Scripts put a `print` of their own into `builtins`, which stamps the time on standard output or is silent but on one
-rank; what Gemini has to say must not go through it.
+Scripts replace `builtins.print`, for example to stamp the time or to print on one rank only; messages of Gemini must
+not pass through such a replacement.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 import sys
 
 
-def tell(text: str) -> None:
-    """One line on standard error, where there is one."""
+def log_line(text: str) -> None:
+    """Write one line to standard error, if the process has one."""
     if sys.stderr is not None:
         sys.stderr.write(f"{text}\n")
         sys.stderr.flush()

@@ -41,7 +41,7 @@ def keep_freed_memory() -> bool:
 
 
 @contextmanager
-def freed_memory_kept(sizes: Iterable[int] = ()) -> Iterator[None]:
+def retain_freed_memory(sizes: Iterable[int] = ()) -> Iterator[None]:
     """Retain freed memory for a while; at the end, free memory is returned to the system.
 
     Blocks of `sizes` bytes are allocated, touched and freed first, so that the first user finds them. Afterwards the C

@@ -1,8 +1,7 @@
-"""Keeping warnings silent inside the user's process, without a trace in it.
+"""Quiet warnings: suppress warnings in the user's process without side effects.
 
-`warnings.catch_warnings` marks the filters as changed, which makes Python forget the warnings that the program has
-shown already, and show them again. So filters are put before those that there are, and taken out again; what others do
-with `catch_warnings` for us is not marked.
+`warnings.catch_warnings` marks the filters as changed, which resets Python's registry of shown warnings: the script's
+warnings would show again. So filters are inserted in front and removed again, without marking them as changed.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ _marking = threading.RLock()
 
 
 @contextmanager
-def muted(*categories: type[Warning], message: str = "") -> Iterator[None]:
-    """Without warnings of these kinds, all where none is given, whose text begins like `message` (a pattern)."""
+def mute_warnings(*categories: type[Warning], message: str = "") -> Iterator[None]:
+    """Suppress warnings of these categories (default: all) whose text matches the pattern `message`."""
     text = re.compile(message, re.IGNORECASE) if message else None
     added = [("ignore", text, category, None, 0) for category in categories or (Warning,)]
     filters: list[object] = warnings.filters  # type: ignore[assignment]
@@ -33,8 +32,8 @@ def muted(*categories: type[Warning], message: str = "") -> Iterator[None]:
 
 
 @contextmanager
-def unmarked() -> Iterator[None]:
-    """Filters may be changed and put back, and nobody forgets anything; for short, as other threads wait."""
+def keep_warning_registry() -> Iterator[None]:
+    """Let filters be changed and restored without resetting the registry of shown warnings. Other threads wait."""
     module: Any = warnings
     with _marking:
         mark = module._filters_mutated

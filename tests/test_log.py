@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import gemini
-from gemini.log import tell
+from gemini.log import log_line
 
 ROOT = Path(gemini.__file__).parent
 BESIDE = ("capture", "launch", "managed", "pipe", "planner", "randomness", "runtime", "splitting", "step")
@@ -19,7 +19,7 @@ def test_a_line_reaches_standard_error_whatever_print_is(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(builtins, "print", lambda *_, **__: pytest.fail("the program's print was called"))
-    tell("gemini: all is well")
+    log_line("gemini: all is well")
     out, err = capsys.readouterr()
     assert (out, err) == ("", "gemini: all is well\n")
 

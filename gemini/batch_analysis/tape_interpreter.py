@@ -20,7 +20,7 @@ from gemini.batch_analysis.microbatch_weights import weigh
 from gemini.ir.autograd_modes import RegionSwitch
 from gemini.ir.encode import decode
 from gemini.ir.pytree import Ref
-from gemini.quiet_warnings import muted
+from gemini.quiet_warnings import mute_warnings
 
 _NONE: Mapping[int, Any] = {}
 
@@ -92,7 +92,7 @@ def _run_op(
 
     args, kwargs = decode(op.form, read)
     try:
-        with muted():  # it warned when the script called it
+        with mute_warnings():  # it warned when the script called it
             returned = op.function(*args, **kwargs)
     except Exception as error:
         raise OpRaised(error, getattr(op.function, "__name__", str(op.function))) from error

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import gemini
 from gemini.cache_files import evict_oldest, hash_facts, mark_used, software_versions, write_entry
 from gemini.errors import ArtifactError, GeminiError
-from gemini.log import tell
+from gemini.log import log_line
 from gemini.partition.analysis.analysis_result import Analysis
 from gemini.partition.assignment import Partition
 from gemini.profiling.profile_result import Profile
@@ -61,7 +61,7 @@ def load_or_build(
         found = None
         if not quiet:
             reason = (str(error) or type(error).__name__).partition("\n")[0]
-            tell(f"gemini: cached plan not used: {path}: {reason:.200}")
+            log_line(f"gemini: cached plan not used: {path}: {reason:.200}")
     if found is not None:
         return found, True
     built = build()

@@ -23,7 +23,7 @@ import torch
 from gemini.ir.encode import tensors, walk
 from gemini.ir.op_targets import find_op
 from gemini.ir.pytree import Ref
-from gemini.quiet_warnings import muted
+from gemini.quiet_warnings import mute_warnings
 
 Shape = tuple[int, ...]
 Resize = Callable[[int], int]
@@ -253,7 +253,7 @@ class _Op:
     def _attempt(self, run: Callable[[], Any]) -> list[Shape] | None:
         """Return the sizes of the results of `run()`; None where it fails or returns other results."""
         try:
-            with torch.no_grad(), muted():
+            with torch.no_grad(), mute_warnings():
                 shapes = [tuple(tensor.shape) for _, tensor in tensors(run())][: len(self.outputs)]
         except Exception as error:
             self.needs_contents = self.needs_contents or isinstance(error, NotImplementedError) or "meta" in str(error)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.utils.deterministic
 
-from gemini.quiet_warnings import muted
+from gemini.quiet_warnings import mute_warnings
 
 TorchFlags = tuple[Any, ...]
 _NAMES = {dtype: str(dtype).removeprefix("torch.") for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
@@ -100,7 +100,7 @@ def prefer_deterministic(tensors: Iterable[torch.Tensor]) -> Iterator[None]:
     before = torch.get_deterministic_debug_mode()
     cudnn, fill = torch.backends.cudnn, torch.utils.deterministic.fill_uninitialized_memory
     flags = cudnn.benchmark, cudnn.deterministic
-    with muted(message=".*deterministic.*"):
+    with mute_warnings(message=".*deterministic.*"):
         try:
             torch.set_deterministic_debug_mode("warn")
             torch.utils.deterministic.fill_uninitialized_memory = False

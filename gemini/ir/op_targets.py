@@ -17,7 +17,7 @@ from torch.overrides import resolve_name
 
 from gemini.errors import CaptureError
 from gemini.ir.import_paths import symbol_of
-from gemini.quiet_warnings import unmarked
+from gemini.quiet_warnings import keep_warning_registry
 
 
 @functools.lru_cache(maxsize=4096)
@@ -25,7 +25,7 @@ def op_name(func: Callable[..., Any]) -> str:
     """Return the name of a torch function; '' if no name resolves to it."""
     if isinstance(func, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
         return f"torch.ops.{func!s}"
-    with unmarked():
+    with keep_warning_registry():
         candidates: list[str] = [str(resolve_name(func))]
     owner = getattr(func, "__self__", None)
     if hasattr(owner, "__objclass__"):  # a property of Tensor: the getter or setter of a descriptor

@@ -16,7 +16,7 @@ from gemini.config.gemini_config import GeminiConfig
 from gemini.errors import ConfigError
 from gemini.launcher.defaults import fill_defaults, load_config
 from gemini.launcher.model_discovery import ModelDiscovery, ReplacementCall
-from gemini.log import tell
+from gemini.log import log_line
 
 if TYPE_CHECKING:
     from gemini.launcher.process.launch_session import Session
@@ -112,7 +112,7 @@ class ForcedPolicy:
     def print_line(self, text: str) -> None:
         """Print one line to standard error."""
         if not self.config.quiet:
-            tell(f"gemini: {text}".partition("\n")[0])
+            log_line(f"gemini: {text}".partition("\n")[0])
 
 
 def _find_obstacle(model: nn.Module) -> str:

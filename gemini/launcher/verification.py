@@ -12,7 +12,7 @@ import torch
 
 from gemini.config.gemini_config import GeminiConfig
 from gemini.errors import WorkerError
-from gemini.log import tell
+from gemini.log import log_line
 
 if TYPE_CHECKING:
     from gemini.runtime.deferred import PendingCall, StepResult
@@ -58,7 +58,7 @@ class Verification:
             f"{self.name}: {self.steps} steps compared with this process: the loss differs by at most {self.loss:.1e}, "
             f"gradients by {self.gradient:.1e} relative" + ("" if is_equal else ": NOT equal")
         )
-        tell(f"gemini: {text}")
+        log_line(f"gemini: {text}")
         if not is_equal and self.config.strict:
             raise WorkerError(f"{text}\n    → without strict=True training continues; gemini explain shows the plan")
 

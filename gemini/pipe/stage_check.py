@@ -17,7 +17,7 @@ from gemini.ir.call_binding import ModelCall
 from gemini.ir.encode import tensors
 from gemini.ir.out_spec import structure_of
 from gemini.pipe.tied_parameters import TiedGradients
-from gemini.quiet_warnings import muted
+from gemini.quiet_warnings import mute_warnings
 from gemini.snapshot.model_state import ModelSnapshot
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def check_piped(piped: Piped, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         return piped.run_detached(a, k, loss=objective).output
 
     try:
-        with muted():
+        with mute_warnings():
             expected = step(eager)
             found = (compare("sequential", step(sequential)), compare("detached", step(detached)))
     finally:

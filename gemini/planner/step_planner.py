@@ -40,7 +40,7 @@ from gemini.planner.step_plan import CoupledSamplesError, StepPlan, UnplannableE
 from gemini.planner.tail_plan import TailNodes, build_tail, check_stage_backward, couples_late, find_tail_nodes
 from gemini.planner.user_schedules import check_backward_blocks
 from gemini.profiling.profile_result import Profile
-from gemini.quiet_warnings import muted
+from gemini.quiet_warnings import mute_warnings
 
 _MIN_MS = 1e-6
 _MIN_GAIN = 0.05  # of a step: a new plan replaces a running one only if it is shorter by this
@@ -49,7 +49,7 @@ _MIN_GAIN = 0.05  # of a step: a new plan replaces a running one only if it is s
 def plan_step(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], request: PlanRequest) -> StepPlan:
     """Return the plan for calls like this one; raises UnplannableError, or a GeminiError for a faulty request."""
     check_model(model)
-    with muted():  # the calls themselves will emit these warnings
+    with mute_warnings():  # the calls themselves will emit these warnings
         if request.measured_plan is not None:
             return _replan(request.measured_plan, args, kwargs, request)
         return _plan(model, args, kwargs, request)

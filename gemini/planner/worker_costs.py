@@ -20,7 +20,7 @@ from torch import nn
 from gemini.autograd_engine import differentiate
 from gemini.ir.graph import Graph
 from gemini.ir.node import Node, TensorMeta
-from gemini.malloc import freed_memory_kept
+from gemini.malloc import retain_freed_memory
 from gemini.planner.contention import measure_contention
 from gemini.planner.delayed_gradient_costs import (
     CONVOLUTIONS,
@@ -48,7 +48,7 @@ Sizes = tuple[type, torch.Size, tuple[int, ...], torch.dtype, bool]
 def estimate_worker_costs(profile: Profile, graph: Graph, request: PlanRequest) -> Profile:
     """Return the profile of a micro-batch on a CPU with the times that it will have in workers."""
     costs = _WorkerCosts(graph)
-    with torch.random.fork_rng(devices=[]), freed_memory_kept(costs.large_weights(profile)):
+    with torch.random.fork_rng(devices=[]), retain_freed_memory(costs.large_weights(profile)):
         nodes = tuple(costs.add_loss(costs.delay_weight_gradient(cost)) for cost in profile.nodes)
     found = replace(profile, nodes=nodes)
     if found.forward_ms + found.backward_ms < _SHORT:

@@ -11,7 +11,7 @@ import torch
 
 from gemini.ir.call_binding import ModelCall
 from gemini.ir.graph import Graph
-from gemini.malloc import freed_memory_kept
+from gemini.malloc import retain_freed_memory
 from gemini.profiling.class_measurement import ANALYTIC, MEASURED, Measurement
 from gemini.profiling.cost_assembly import CostAssembly
 from gemini.profiling.cost_signature import node_class_signature
@@ -29,7 +29,7 @@ from gemini.profiling.profile_result import Check, Profile
 from gemini.profiling.reading_statistics import ClassTimes, Reading, summarize
 from gemini.profiling.roofline import calibrate, estimate_ms, measure_probe_modules
 from gemini.profiling.timing_rounds import TimeBudget, TimingRounds
-from gemini.quiet_warnings import muted
+from gemini.quiet_warnings import mute_warnings
 
 Progress = Callable[[int, int, str], None]
 MOST_ROUNDS = 20  # for very short steps; otherwise the time budget ends rounds sooner
@@ -63,7 +63,7 @@ class Profiler:
         """Estimate costs from counted work and a device description."""
         self.report(0, 1, "counting work")
         notes: tuple[str, ...] = ()
-        with PreservedModel(self.graph.bound_model()) as state, muted():
+        with PreservedModel(self.graph.bound_model()) as state, mute_warnings():
             self._count_work(state)
             self._count_on_values(state)
             if device is not None:
@@ -116,9 +116,9 @@ class Profiler:
         known = {sig: found for sig in self.classes if (found := cache.read(sig)) is not None}
         pending = [found for sig, found in self.classes.items() if sig not in known]
         with (
-            freed_memory_kept(self._gradient_bytes() if pending and device.kind == "cpu" else ()),
+            retain_freed_memory(self._gradient_bytes() if pending and device.kind == "cpu" else ()),
             PreservedModel(self.graph.bound_model()) as state,
-            muted(),
+            mute_warnings(),
         ):
             run = TimingRounds(self, device, pending, state)
             self._run_rounds(run, budget)

@@ -194,7 +194,7 @@ def _set(value: Any, parts: dict[Any, Any], is_whole: bool) -> None:
 
 def _set_attributes(value: Any, parts: dict[str, Any], is_whole: bool) -> None:
     """Set attributes directly, bypassing properties and `__setattr__` of the class."""
-    for name in _gone(value, parts) if is_whole else ():
+    for name in _removed_attributes(value, parts) if is_whole else ():
         object.__delattr__(value, name)
     own = getattr(value, "__dict__", None)
     for name, part in parts.items():
@@ -204,7 +204,7 @@ def _set_attributes(value: Any, parts: dict[str, Any], is_whole: bool) -> None:
             object.__setattr__(value, name, part)
 
 
-def _gone(value: Any, parts: dict[str, Any]) -> list[str]:
+def _removed_attributes(value: Any, parts: dict[str, Any]) -> list[str]:
     return [name for name in attributes(value) if name not in parts]
 
 

@@ -93,7 +93,7 @@ def save(folder: Path, failure: Failure) -> Path:
     except BaseException:
         shutil.rmtree(being_written, ignore_errors=True)
         raise
-    for old in _saved(folder)[:-MAX_SAVED]:
+    for old in _find_failures(folder)[:-MAX_SAVED]:
         shutil.rmtree(old, ignore_errors=True)
     return target
 
@@ -105,7 +105,7 @@ def _free_name(folder: Path) -> Path:
     return folder / f"{stem}-{count}"
 
 
-def _saved(folder: Path) -> list[Path]:
+def _find_failures(folder: Path) -> list[Path]:
     """Return complete failures, oldest first."""
     found = [one for one in folder.iterdir() if not one.name.startswith(".") and (one / _RECORD).is_file()]
     return sorted(found, key=lambda one: (one.stat().st_mtime_ns, one.name))
@@ -180,7 +180,7 @@ def _decode(data: Any, tensors: dict[str, torch.Tensor]) -> Any:
 def replay(model: nn.Module, folder: str | os.PathLike[str]) -> Any:
     """Repeat a saved call in this process; return its result, or raise what it raised."""
     failure = load(folder)
-    missing = _missing([failure.args, failure.kwargs, failure.gradients])
+    missing = _find_unsaved([failure.args, failure.kwargs, failure.gradients])
     if missing:
         raise ArtifactError(f"{folder} cannot be replayed: it has no {missing[0].text}\n    → load() returns the rest")
     try:
@@ -217,8 +217,8 @@ def _backward(result: Any, gradients: list[torch.Tensor | None]) -> None:
     torch.autograd.backward([tensor for tensor, _ in pairs], [gradient for _, gradient in pairs])
 
 
-def _missing(value: Any) -> list[Unsaved]:
+def _find_unsaved(value: Any) -> list[Unsaved]:
     if isinstance(value, Unsaved):
         return [value]
     parts = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
-    return [one for part in parts for one in _missing(part)]
+    return [one for part in parts for one in _find_unsaved(part)]

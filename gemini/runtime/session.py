@@ -12,7 +12,7 @@ from torch import nn
 from gemini.config.gemini_config import GeminiConfig
 from gemini.config.host_address import is_address
 from gemini.errors import ConfigError, Fault
-from gemini.log import tell
+from gemini.log import log_line
 from gemini.planner.config_planner import Planner
 from gemini.runtime.devices.host_memory import MB, available_memory, format_bytes
 from gemini.runtime.devices.worker_devices import assign_devices, model_device
@@ -92,4 +92,4 @@ def _check_room(count: int) -> None:
 
 def _log(config: GeminiConfig, text: str) -> None:
     if not config.quiet:
-        tell(f"gemini: {text}")
+        log_line(f"gemini: {text}")

@@ -41,7 +41,7 @@ def test_only_two_empty_functions_are_called_in_a_step(tmp_path: Path) -> None:
     outcome = run(GEMINI, script("stays", TRAINS), tmp_path / "run")
     assert outcome.code == 0, outcome.stderr
     assert "runs as under python" in outcome.stderr
-    assert json.loads(outcome.stdout) == {training_marks.unchanged.__name__: 2 * 10}
+    assert json.loads(outcome.stdout) == {training_marks.identity.__name__: 2 * 10}
 
 
 def test_no_thread_gets_a_stack_of_transforms_that_it_does_not_have() -> None:

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from gemini.malloc import freed_memory_kept
+from gemini.malloc import retain_freed_memory
 
 PROGRAM = """
 import json, resource, torch
@@ -45,5 +45,5 @@ def test_memory_is_there_at_once_and_returned_at_the_end() -> None:
 
 
 def test_an_error_inside_passes_through() -> None:
-    with pytest.raises(ZeroDivisionError), freed_memory_kept([1 << 20]):
+    with pytest.raises(ZeroDivisionError), retain_freed_memory([1 << 20]):
         _ = 1 / 0

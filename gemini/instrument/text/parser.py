@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, contextmanager
 from types import CodeType
 
 from gemini.instrument.text.positions import first_line
-from gemini.quiet_warnings import muted
+from gemini.quiet_warnings import mute_warnings
 
 _ODD = re.compile("[\\r\\v\\f\\x1c-\\x1e]")  # line ends to one of `str.splitlines` and Python, not to both
 _LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
@@ -35,7 +35,7 @@ def pause_collector() -> Iterator[None]:
 
 def mute_parser_warnings() -> AbstractContextManager[None]:
     """Silence warnings about syntax."""
-    return muted(SyntaxWarning, DeprecationWarning)
+    return mute_warnings(SyntaxWarning, DeprecationWarning)
 
 
 def parse_again(text: str, path: str) -> ast.Module:

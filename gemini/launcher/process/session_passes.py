@@ -14,7 +14,7 @@ from gemini.instrument.pass_manager.manager import PassManager
 from gemini.instrument.pass_manager.registry import Registered, available, select
 from gemini.instrument.text.parser import mute_parser_warnings
 from gemini.instrument.text.source_file import SourceFile
-from gemini.log import tell
+from gemini.log import log_line
 
 if TYPE_CHECKING:
     from gemini.launcher.process.launch_session import Session
@@ -54,4 +54,4 @@ class Instrumenter:
 
 
 def _print_notice(notice: str) -> None:
-    tell(f"gemini_python: {notice}")
+    log_line(f"gemini_python: {notice}")

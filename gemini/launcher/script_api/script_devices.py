@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from gemini.instrument.names.device_names import ACCELERATORS
-from gemini.log import tell
+from gemini.log import log_line
 
 _NAME = re.compile(r"([a-z]+)(?::(\d+))?\Z")
 
@@ -175,7 +175,7 @@ def _announce(kind: str, index: int) -> None:
     _replaced.add(kind)
     if (kind, index) not in _announced and not _is_quiet():
         _announced.add((kind, index))
-        tell(f"gemini: {kind}:{index} is not on this machine: using {_managed}")
+        log_line(f"gemini: {kind}:{index} is not on this machine: using {_managed}")
 
 
 def _is_quiet() -> bool:

@@ -22,13 +22,13 @@ from gemini.launcher.script_api.script_devices import torch_module
 T = TypeVar("T")
 
 
-def unchanged(value: T) -> T:
+def identity(value: T) -> T:
     """Return `value`."""
     return value
 
 
-loss = step = unchanged
-model = optimizer = unchanged  # not inserted by any pass; dumps written by earlier versions call them
+loss = step = identity
+model = optimizer = identity  # not inserted by any pass; dumps written by earlier versions call them
 
 
 def on_first_step(handler: Callable[[], None]) -> None:
@@ -47,7 +47,7 @@ def on_first_step(handler: Callable[[], None]) -> None:
         return value
 
     def notify() -> None:
-        _replace_marks(unchanged, unchanged)
+        _replace_marks(identity, identity)
         handler()
 
     _replace_marks(check_loss, check_step)

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from gemini.quiet_warnings import unmarked
+from gemini.quiet_warnings import keep_warning_registry
 from gemini.runtime.pool.worker_output import replay_output
 from gemini.runtime.protocol import Warned
 
@@ -23,7 +23,7 @@ _INTERNAL_MODULES = ("gemini.", "torch.overrides")  # modules between the script
 
 def collect_warnings(run: Callable[[], Any], found: list[warnings.WarningMessage]) -> Any:
     """Return what `run` returns; its warnings are appended to `found`."""
-    with unmarked(), warnings.catch_warnings(record=True) as given:
+    with keep_warning_registry(), warnings.catch_warnings(record=True) as given:
         warnings.simplefilter("always")
         made = run()
     found += given

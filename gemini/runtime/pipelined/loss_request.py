@@ -21,7 +21,7 @@ from gemini.batch_analysis.split_result import Splitting
 from gemini.capture.module_hooks import without_hooks
 from gemini.ir.call_binding import ModelCall
 from gemini.planner.step_plan import StepPlan
-from gemini.quiet_warnings import muted
+from gemini.quiet_warnings import mute_warnings
 from gemini.runtime.deferred.pending_call import PendingCall
 from gemini.runtime.local_mode import run_locally
 from gemini.runtime.pipelined.call_signature import CallKind
@@ -71,7 +71,7 @@ def check_numerically(
 
     args, kwargs = pending.call.with_tensors([one.detach() for one in pending.inputs])
     given = None if pending.runner.host_draws is None else pending.runner.host_draws.results
-    with run_locally(), without_hooks(pending.runner.model), preserve_rng_state(), muted():
+    with run_locally(), without_hooks(pending.runner.model), preserve_rng_state(), mute_warnings():
         if plan.tail is not None:
             reason = check_tail(plan.forms, plan.tail.nodes, prepared.splitting, ModelCall(args, kwargs), given)
         else:

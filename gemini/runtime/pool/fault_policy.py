@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from gemini.errors import WorkerError
 from gemini.ir.autograd_modes import Region
-from gemini.log import tell
+from gemini.log import log_line
 from gemini.runtime import tracebacks
 from gemini.runtime.exception_transfer import raising_line, rebuild
 from gemini.runtime.failure_replay import MAX_SAVED, Failure, save
@@ -121,7 +121,7 @@ class FaultPolicy:
             return
         if once:
             self._logged.add(once)
-        tell(f"gemini: {text}")
+        log_line(f"gemini: {text}")
 
 
 def worker_exception(reply: Any, unit: _Module, what: str) -> BaseException:

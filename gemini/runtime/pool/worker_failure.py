@@ -73,9 +73,9 @@ def describe_out_of_memory(error: BaseException) -> str:
         host_memory.available_memory() if found and found[2].lower() == "bytes" else None
     )  # devices report what they have
     free = f", {host_memory.format_bytes(left[0])} {left[1]} available" if left is not None else ""
-    size = _requested(*found.groups()) if found else "more"
+    size = _format_request(*found.groups()) if found else "more"
     return f"out of memory {place}: {size} could not be allocated{free}; {LESS_MEMORY}"
 
 
-def _requested(number: str, unit: str) -> str:
+def _format_request(number: str, unit: str) -> str:
     return host_memory.format_bytes(float(number)) if unit.lower() == "bytes" else f"{number} {unit}"
