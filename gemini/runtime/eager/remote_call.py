@@ -216,7 +216,7 @@ class ModuleCall:
     def _handle_refusal(
         self, reply: Refused, gradients: list[Any], inputs: list[int], parameters: list[int]
     ) -> list[Any]:
-        """The gradients of a call whose backward cannot be run from afar; the remote is none any more."""
+        """Return gradients of a call whose backward cannot run remotely; its module is local from now on."""
         if reply.is_fault:
             raise InternalFault(reply.reason)
         self.remote_module.refused = reply.reason
@@ -225,7 +225,7 @@ class ModuleCall:
     def backward_local(
         self, gradients: list[Any], inputs: list[int], parameters: list[int], create_graph: bool = False
     ) -> list[Any]:
-        """The gradients by a run of the module in this process; they can be differentiated with `create_graph`."""
+        """Return gradients from a local run of the module; with `create_graph` they are differentiable."""
         if self.arguments is None:
             raise RuntimeError(
                 f"{self.remote_module.name}: a checkpointed call cannot be differentiated twice in a worker"
@@ -241,12 +241,12 @@ class ModuleCall:
         return compute_gradients(run, self.inputs, wanted, [gradients[at] for at in given], create_graph)
 
     def release_actions(self) -> tuple[Callable[[], Any], ...]:
-        """What is to be done when the graph is freed here: the worker is told with the next message. In any thread."""
+        """Return actions for when the graph is freed, in any thread; the next message releases the worker's graph."""
         nothing: dict[str, Any] = {"inputs": [], "arguments": None, "buffers": []}
         return partial(self.remote_module.dropped.append, self.number), partial(vars(self).update, nothing)
 
     def run_local(self, buffers: list[torch.Tensor], inputs: list[torch.Tensor], __: bool) -> list[torch.Tensor]:
-        """The tensors of the result with a graph of this process, from tensors that hold what the inputs do."""
+        """Return the tensors of the result with a local graph, from tensors with the contents of the inputs."""
         remote = self.remote_module
         args, kwargs = unpack(self.body, inputs, remote.worker.link.classes)  # objects as before the call
         given = ArgumentObjects(args, kwargs, remote.worker.link.classes)

@@ -35,7 +35,7 @@ class RemoteModule:
         name: str,
         module: nn.Module,
         worker: WorkerHandle,
-        household: SharedParameters,
+        shared_parameters: SharedParameters,
         *,
         record: FaultPolicy,
     ) -> None:
@@ -44,7 +44,7 @@ class RemoteModule:
             name,
             module,
             worker,
-            household,
+            shared_parameters,
         )
         self.record = record
         self.refused = ""  # why it is no longer remote
@@ -54,8 +54,8 @@ class RemoteModule:
         self.writes: bool | None = None  # whether its forward writes to buffers; None: not known yet
         self.modes: tuple[bool, ...] = ()  # the training flags of its last call
         self.forward_text, self.backward_text = f"forward of {name}", f"backward of {name}"
-        device, outside = worker.device.where, household.model_device
-        self.away = device != outside  # the program's tensors are on another device than the worker's
+        device, outside = worker.device.where, shared_parameters.model_device
+        self.away = device != outside  # the script's tensors are on another device than the worker's
         self.seeded = outside if outside.type == device.type else device  # whose generator the module uses
         self.reads = ExternalReads(module)  # what its code reads that is not its own
         self.dropped: deque[int] = deque()  # calls whose graph is not needed any more; any thread may add
@@ -131,7 +131,7 @@ class RemoteModule:
         return [parameter for parameter in self.parameters if parameter.requires_grad]
 
     def news(self) -> Any:
-        """Training flags and frozen parameters, if the worker does not know them yet."""
+        """Return training flags and frozen parameters that the worker does not have yet."""
         self.modes = tuple([module.training for module in self.modules])  # a generator takes twice as long
         state = (self.modes, tuple([parameter.requires_grad for parameter in self.parameters]))
         if state == self._told:

@@ -41,7 +41,7 @@ def prove_split(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any])
         graph = capture(model, args, kwargs)
     except GeminiError as error:
         return SplitProof(f"it cannot be captured: {error!s:.100}")
-    with torch.random.fork_rng(devices=[]):  # layers are looked at by running them
+    with torch.random.fork_rng(devices=[]):  # layers are inspected by running them
         forms = prove_graph(graph, args, kwargs)
     reason = _find_obstacle(graph) or forms.reason
     kinds = [forms.kind(ref) for ref in graph.outputs()]

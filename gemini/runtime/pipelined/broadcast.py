@@ -1,7 +1,7 @@
 """Broadcast: one request to several workers at once, and their replies in the order of arrival.
 
 A worker may wait for another that has failed, so no worker is waited for alone. When one fails, or the script is
-interrupted, the others are told to abandon the step; when all have replied, everything is as before.
+interrupted, the others receive a request to abandon the step; when all have replied, everything is as before.
 """
 
 from __future__ import annotations

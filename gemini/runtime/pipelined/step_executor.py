@@ -99,7 +99,7 @@ class Executor:
     def __init__(
         self,
         pool: WorkerPool,
-        household: SharedParameters,
+        shared_parameters: SharedParameters,
         program: StepProgram,
         follow: Callable[[], None] | None = None,
     ) -> None:
@@ -109,7 +109,7 @@ class Executor:
                 f"a plan for {program.nworkers} workers, the pool has {len(pool.workers)}\n"
                 "    → start as many workers, or make a plan for those there are"
             )
-        self.pool, self.shared_parameters, self.program, self._follow = pool, household, program, follow
+        self.pool, self.shared_parameters, self.program, self._follow = pool, shared_parameters, program, follow
         self.workers = pool.workers[: program.nworkers]
         self._broadcast = Broadcast(self.workers)
         self.number = next(_numbers)

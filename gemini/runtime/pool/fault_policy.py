@@ -104,12 +104,12 @@ class FaultPolicy:
         ):
             return
         self._saved += 1
-        unit, (args, kwargs) = call.remote_module, call.arguments
+        remote, (args, kwargs) = call.remote_module, call.arguments
         try:
             failure = Failure(
-                self.name, unit.name, action, unit.worker.index, f"{type(error).__name__}: {error}"[:10_000],
+                self.name, remote.name, action, remote.worker.index, f"{type(error).__name__}: {error}"[:10_000],
                 trace[:100_000], self.plan, tuple(args), dict(kwargs), list(gradients),
-                call.generator, call.region, list(unit.modes),
+                call.generator, call.region, list(remote.modes),
             )  # fmt: skip
             add_fault_note(error, f"saved for replay in {save(self.folder, failure)}")
         except Exception as problem:
@@ -124,12 +124,12 @@ class FaultPolicy:
         log_line(f"gemini: {text}")
 
 
-def worker_exception(reply: Any, unit: _Module, what: str) -> BaseException:
+def worker_exception(reply: Any, remote: _Module, what: str) -> BaseException:
     """Return the exception to raise for what user code has raised in a worker."""
     if not isinstance(reply, Raised):
-        return WorkerError(f"worker {unit.worker.index} answered {what} of {unit.name} with {reply!r:.200}")
-    scope = ".".join(part for part in (unit.name, reply.scope) if part)
-    text = f"in worker {unit.worker.index}, {what} of {scope}"
+        return WorkerError(f"worker {remote.worker.index} answered {what} of {remote.name} with {reply!r:.200}")
+    scope = ".".join(part for part in (remote.name, reply.scope) if part)
+    text = f"in worker {remote.worker.index}, {what} of {scope}"
     if thread_context.micro_batch:
         text += f", {thread_context.micro_batch}"
     if line := raising_line(reply.traceback):
