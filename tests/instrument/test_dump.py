@@ -279,7 +279,7 @@ def test_bad_input_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[
         ("nowhere.py", "-o", "out"): "cannot read nowhere.py",
         (str(bad), "-o", "out"): "SyntaxError",
         ("-m", "no.such.module", "-o", "out"): "No module named no.such.module",
-        (str(good),): "give a folder with -o DIR",
+        (str(good),): "name one with -o DIR",
         (str(good), "-o", str(file)): "is a file",
         (str(good), "-o", str(file / "below")): "",
         (str(good), "-o", "out", "--passes", "none-such"): "unknown pass 'none-such'",
