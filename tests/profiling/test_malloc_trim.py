@@ -13,7 +13,7 @@ from gemini.malloc import retain_freed_memory
 
 PROGRAM = """
 import json, resource, torch
-from gemini.malloc import freed_memory_kept
+from gemini.malloc import retain_freed_memory
 
 def faults(call):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -27,7 +27,7 @@ def resident():
 sizes = [4 << 20] * 40
 take = lambda: [torch.zeros(size, dtype=torch.uint8) for size in sizes]
 before = resident()
-with freed_memory_kept(sizes):
+with retain_freed_memory(sizes):
     first = faults(take)
     second = faults(take)
 print(json.dumps({"first": first, "second": second, "pages": sum(sizes) // resource.getpagesize(),
