@@ -23,6 +23,7 @@ LAYERS = (
     ("ir",),
     ("instrument",),
     ("snapshot",),
+    ("purity",),
     ("capture",),
     ("profiling",),
     ("partition",),

@@ -3,7 +3,7 @@
     active modes         something observes every op, or torch itself is patched
     library patches      the script has replaced a function or attribute of a library that the model uses
     parameter hooks      hooks on several parameters draw random numbers
-    external reads       the model's code reads values of the script that have changed (pipelined steps only)
+    reached values       the model's code is not pure, or reads values that have changed (before trial runs and plans)
 
 `ModelVersion` and `ModuleState` guard what the model itself consists of; they belong to a plan, or to the copy of a
 module in a worker.
@@ -15,16 +15,16 @@ from torch import nn
 
 from gemini.guards.active_modes import ActiveModes
 from gemini.guards.base import ChangeGuard
-from gemini.guards.globals_and_closures import ExternalReads
 from gemini.guards.monkeypatches import LibraryPatches
 from gemini.guards.parameter_hooks import ParameterHooks
+from gemini.guards.reached_values import ReachedValues
 
 
 class GuardSet(ChangeGuard):
     """The guards of one model."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.reads = ExternalReads(model)  # values as they are before anything is sent to a worker
+        self.reads = ReachedValues()
         self.patches = LibraryPatches(model)
         self._modes, self._hooks = ActiveModes(), ParameterHooks()
         self._classes = {*map(type, model.modules())}
@@ -39,7 +39,7 @@ class GuardSet(ChangeGuard):
 
     def refresh(self, model: nn.Module) -> bool:
         """Follow a model that has changed; return whether `patches` is new and wants the workers' class attributes."""
-        self.reads.refresh(model)
+        self.reads.refresh()
         classes = {*map(type, model.modules())}
         if classes == self._classes:
             return False

@@ -22,8 +22,8 @@ import torch
 from torch import nn
 
 from gemini.guards.base import ChangeGuard
-from gemini.guards.bytecode import attributes_stored_in, functions_of
 from gemini.guards.reachable_code import find_reachable
+from gemini.purity.bytecode import attributes_stored_in, functions_of
 from gemini.user_code import is_user_module
 
 _OWN = ("torch", "typing_extensions")  # libraries whose functions stand for torch's

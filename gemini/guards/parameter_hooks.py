@@ -21,8 +21,8 @@ from torch.utils.hooks import RemovableHandle
 
 from gemini.capture.rng_use import names_rng
 from gemini.guards.base import ChangeGuard
-from gemini.guards.bytecode import globals_in, names_in, part_of
-from gemini.guards.value_watch import cells
+from gemini.purity.bytecode import globals_in, names_in, part_of
+from gemini.purity.value_watch import cells
 from gemini.user_code import is_user_module
 
 

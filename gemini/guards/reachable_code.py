@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import nn
 
-from gemini.guards.bytecode import functions_of, globals_in, names_in, part_of
+from gemini.purity.bytecode import functions_of, globals_in, names_in, part_of
 from gemini.user_code import is_user_module
 
 _EXCLUDED = frozenset(("torch", "numpy", "", *sys.stdlib_module_names))

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from gemini.guards.functional_call import SwappedParametersError, has_swapped_parameters
-from gemini.guards.globals_and_closures import ExternalReads
 from gemini.guards.module_state import ModuleState
+from gemini.guards.reached_values import ReachedValues
 from gemini.ir.hook_tables import hook_tables
 from gemini.runtime.memory.shared_layout import MisplacedTensor, can_share
 from gemini.runtime.memory.shared_parameters import SharedParameters
@@ -57,7 +57,7 @@ class RemoteModule:
         device, outside = worker.device.where, shared_parameters.model_device
         self.away = device != outside  # the script's tensors are on another device than the worker's
         self.seeded = outside if outside.type == device.type else device  # whose generator the module uses
-        self.reads = ExternalReads(module)  # what its code reads that is not its own
+        self.reads = ReachedValues()  # what its code reads that is not its own
         self.dropped: deque[int] = deque()  # calls whose graph is not needed any more; any thread may add
 
     def install(self) -> str:
@@ -68,7 +68,7 @@ class RemoteModule:
         self.tensors = [*self.parameters, *self.buffers]
         self._hooks = [table for module in self.modules[1:] for table in hook_tables(module)]
         self._told: Any = None
-        self.reads.refresh(self.module)
+        self.reads.refresh()
         if reason := self.reads.check(self.module):
             return reason
         if not all(can_share(tensor) for tensor in self.tensors):

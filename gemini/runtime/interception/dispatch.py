@@ -171,7 +171,7 @@ def _follow(pipelined: PipelinedModel, outcome: Outcome, model: nn.Module, forwa
 
 def _run_eager(model: nn.Module, managed: ManagedModel, forward: Any, args: Any, kwargs: Any) -> Any:
     """Run a call by eager dispatch: by micro-batches where that is proven, else the batch as one."""
-    if not managed.guards.reads.find_permanent():  # else micro-batches would repeat changes of the script's globals
+    if not managed.guards.reads.check(model):  # else a trial run, or micro-batches, would repeat its effects
         with run_locally():
             proof = managed.prove_call(model, args, kwargs)
         if not proof.reason:

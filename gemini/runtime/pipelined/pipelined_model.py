@@ -182,7 +182,7 @@ class PipelinedModel:
     def _check_external_reads(self, model: nn.Module) -> str:
         """Return why the code of the model cannot run in stages; '' where it can."""
         reason = self.managed.guards.reads.check(model)
-        if reason and self.managed.guards.reads.find_permanent():
+        if reason:
             self.managed.record.say(f"{self.managed.name} runs without a plan: {reason}", once=reason)
         return reason or ""
 

@@ -17,7 +17,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from gemini.config.host_address import is_address
-from gemini.guards.globals_and_closures import remember_environment
 from gemini.runtime.devices.base import Segment
 from gemini.runtime.pool.remote_worker import RemoteWorker
 from gemini.runtime.pool.worker_handle import InternalFault, WorkerHandle
@@ -46,8 +45,6 @@ class WorkerPool:
         self.placed = 0  # tensors in shared memory
         self._forgotten: deque[tuple[list[int], list[int], list[Segment]]] = deque()
         weakref.finalize(self, _end, self.workers, self.owner).atexit = False
-        if not _ALL:
-            remember_environment()
         try:
             for index, device in enumerate(devices or ["cpu"] * count):
                 if is_address(device):

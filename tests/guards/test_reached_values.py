@@ -7,7 +7,6 @@ import copy
 import gc
 import weakref
 from collections.abc import Callable
-from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from gemini import GeminiCompiler, GeminiConfig
-from gemini.guards import globals_and_closures
-from gemini.guards.globals_and_closures import ExternalReads
+from gemini.purity import value_watch
+from tests.guards.proven_reads import ProvenReads
 
 factor = 1.0
 options = argparse.Namespace(tau=1.0, epoch=0)
@@ -152,18 +151,18 @@ def test_steps_are_those_of_one_process(tmp_path: Path) -> None:
 def test_it_is_noticed(kind: type[nn.Module]) -> None:
     given: Any = () if kind is Number else (8, 8)
     model = kind(*given)
-    read = ExternalReads(model)
+    read = ProvenReads(model)
     change(1)
     model(torch.randn(3, 8))
     change(2)
-    assert read.check(None)
+    assert read.check()
 
 
 @pytest.mark.parametrize("make", [lambda: Steady(8, 8), Named], ids=["steady", "named alike"])
 def test_what_a_forward_does_not_read_may_change(make: Callable[[], nn.Module]) -> None:
-    read = ExternalReads(make())
+    read = ProvenReads(make())
     change(3)
-    assert read.check(None) is None
+    assert read.check() is None
 
 
 cache: dict[int, torch.Tensor] = {}
@@ -183,15 +182,9 @@ class Told(nn.Linear):
         return super().forward(x)
 
 
-def test_a_cache_is_waited_for_and_a_record_is_not() -> None:
-    models = Cached(8, 8), Told(8, 8)
-    for model, lasts in zip(models, (False, True), strict=True):
-        read = ExternalReads(model)
-        seen = []
-        for _ in range(6):
-            model(torch.randn(3, 8))
-            seen.append(bool(read.check(None)))
-        assert seen == [True] + 5 * [lasts]
+@pytest.mark.parametrize("kind", [Cached, Told])
+def test_code_that_fills_an_outside_container_is_impure(kind: type[nn.Module]) -> None:
+    assert "changes " in ProvenReads(kind(8, 8)).check()
 
 
 activation = torch.tanh
@@ -205,7 +198,7 @@ class Kinds:
     gain = 1.0
 
 
-kinds, level = Kinds(), ContextVar("level", default=1.0)
+kinds = Kinds()
 calls = {"n": 0}
 
 
@@ -213,7 +206,7 @@ class Called(nn.Linear):
     """Its code, and that of what it calls, is changed in mid-run."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return activation(squash(self.inner(x))) * level.get() * kinds.gain
+        return activation(squash(self.inner(x))) * kinds.gain
 
     def inner(self, x: torch.Tensor) -> torch.Tensor:
         return super().forward(x)
@@ -247,17 +240,13 @@ def another_attribute_of_a_class(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Kinds, "gain", 3.0)
 
 
-def another_context(_: pytest.MonkeyPatch) -> None:
-    level.set(3.0)
-
-
 def another_default(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(squash, "__defaults__", (3.0,))
 
 
 CHANGES = [
     another_function, another_method, another_method_inside, a_method_of_an_heir, other_code, another_default,
-    another_attribute_of_a_class, another_context,
+    another_attribute_of_a_class,
 ]  # fmt: skip
 
 
@@ -265,7 +254,6 @@ def by_changed_code(model: nn.Module, alter: Callable[[pytest.MonkeyPatch], None
     torch.manual_seed(0)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
     told = []
-    level.set(1.0)
     with pytest.MonkeyPatch.context() as patch:
         for step in range(6):
             if step == 4:
@@ -283,8 +271,7 @@ def by_changed_code(model: nn.Module, alter: Callable[[pytest.MonkeyPatch], None
 def test_code_that_is_changed_in_mid_run_is_called(
     alter: Callable[[pytest.MonkeyPatch], None], schedule: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(globals_and_closures, "_known", {})  # changed once and for all, for later tests too
-    monkeypatch.setattr(globals_and_closures, "_read_by", weakref.WeakKeyDictionary())
+    monkeypatch.setattr(value_watch, "_known", {})  # changed once and for all, for later tests too
     torch.manual_seed(1)
     model = nn.Sequential(*(nn.Sequential(Heir(8, 8), nn.Tanh()) for _ in range(4)))
     expected = by_changed_code(copy.deepcopy(model), alter)
@@ -330,9 +317,9 @@ def test_classes_and_what_their_methods_hold_are_let_go() -> None:
         return Local(8, 8)
 
     model = made()
-    read, gone = ExternalReads(model), weakref.ref(type(model))
+    read, gone = ProvenReads(model), weakref.ref(type(model))
     assert {"Local.forward", "Local.gain"} <= {entry.name for entry in read.entries}
-    assert not read.check(None)
+    assert not read.check()
     del model, read
     gc.collect()
     assert gone() is None
@@ -384,10 +371,10 @@ class OfACallable(Frame):
     ],
 )
 def test_what_lies_deeper_is_seen(kind: type[nn.Module], change: Callable[[], None], name: str) -> None:
-    reads = ExternalReads(kind())
-    assert not reads.check(None)
+    reads = ProvenReads(kind())
+    assert not reads.check()
     change()
-    assert reads.check(None) == f"its code reads {name}, which the script changes"
+    assert reads.check() == f"its code reads {name}, which the script changes"
 
 
 class Ring:
@@ -407,10 +394,10 @@ class InARing(nn.Linear):
 
 
 def test_objects_that_hold_each_other_have_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    read = ExternalReads(InARing(8, 8))
-    assert not read.check(None)
+    read = ProvenReads(InARing(8, 8))
+    assert not read.check()
     monkeypatch.setattr(Ring, "gain", 3.0)
-    assert read.check(None)
+    assert read.check()
 
 
 class Late(nn.Tanh):
@@ -459,8 +446,14 @@ def test_an_iterator_that_no_call_comes_to_is_not_in_the_way() -> None:
     class Own(Trained):
         def __init__(self) -> None:
             super().__init__()
-            self.numbers = iter([1, 2, 3])  # a function that the module is given to may read it
+            self.numbers = iter([1, 2, 3])
 
-    assert ExternalReads(Trained()).check(None) is None
-    assert ExternalReads(Advancing()).check(None) == "it holds an iterator, Advancing._trainer"
-    assert ExternalReads(Own()).check(None) == "it holds an iterator, Own.numbers"
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return passed(self, x)
+
+    def passed(module: Own, x: torch.Tensor) -> torch.Tensor:
+        return x * next(module.numbers)
+
+    assert ProvenReads(Trained()).check() is None
+    assert "self._trainer (builtins.list_iterator)" in ProvenReads(Advancing()).check()
+    assert "self.numbers (builtins.list_iterator)" in ProvenReads(Own()).check()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 import sys
 import types
 from collections.abc import Callable
@@ -15,9 +14,9 @@ import torch
 from torch import nn
 
 from gemini.capture.memoized import find_caches
-from gemini.guards import globals_and_closures
-from gemini.guards.globals_and_closures import ExternalReads
 from gemini.guards.monkeypatches import LibraryPatches
+from gemini.purity import value_watch
+from tests.guards.proven_reads import ProvenReads
 
 Case = tuple[nn.Module, Callable[[], object]]
 
@@ -74,19 +73,6 @@ slotted = Slotted(1.0)
 
 def slot() -> Case:
     return Net(lambda x: x * slotted.by), lambda: setattr(slotted, "by", slotted.by + 1)
-
-
-def environment() -> Case:
-    return Net(lambda x: x * float(os.environ.get("SCALE_OF_A_TEST", "1"))), lambda: setenv("SCALE_OF_A_TEST", "2")
-
-
-def whole_environment() -> Case:
-    name = "".join(["SCALE", "OF"])
-    return Net(lambda x: x * float(os.getenv(name) or 1)), lambda: setenv(name, "2")
-
-
-def setenv(name: str, value: str) -> None:
-    os.environ[name] = value
 
 
 def module_with_getattr() -> Case:
@@ -147,50 +133,24 @@ def in_a_table() -> Case:
 
 
 CASES = [
-    around_a_method, around_a_function, attribute_of_a_function, slot, environment, whole_environment,
-    module_with_getattr, imported_inside, object_that_is_asked, attribute_by_a_string, attribute_that_is_set_later,
+    around_a_method, around_a_function, attribute_of_a_function, slot, module_with_getattr, imported_inside, object_that_is_asked, attribute_by_a_string, attribute_that_is_set_later,
     inside_a_partial, in_a_table,
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("case", CASES, ids=[one.__name__ for one in CASES])
 def test_a_change_is_seen(case: Callable[[], Case], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(globals_and_closures, "_known", {})
-    monkeypatch.setattr(globals_and_closures, "_started", {})  # of workers of other tests
+    monkeypatch.setattr(value_watch, "_known", {})
     monkeypatch.setitem(sys.modules, "settings_of_a_test", types.ModuleType(""))  # gone afterwards
-    for name in ("SCALE_OF_A_TEST", "SCALEOF"):
-        monkeypatch.setenv(name, "1")
     model, change = case()
-    read = ExternalReads(model)
+    read = ProvenReads(model)
     for _ in range(2):
         model(torch.randn(2, 4))
-        assert read.check(None) is None
+        assert read.check() is None
     before = model(torch.ones(2, 4))
     change()
     assert not torch.equal(model(torch.ones(2, 4)), before)
-    assert read.check(None).endswith("which the script changes")
-
-
-def test_variables_that_a_forward_fills_once_may_stay_and_counters_may_not() -> None:
-    def made(counts: bool) -> nn.Module:
-        found = None
-
-        def function(x: torch.Tensor) -> torch.Tensor:
-            nonlocal found
-            if found is None or counts:
-                found = x.detach().sum()
-            return x + found
-
-        return Net(function)
-
-    for counts in (False, True):
-        model = made(counts)
-        read = ExternalReads(model)
-        told = []
-        for _ in range(4):
-            model(torch.randn(2, 4))
-            told.append(bool(read.check(None)))
-        assert told == [True, counts, counts, counts]
+    assert read.check().endswith("which the script changes")
 
 
 def test_parts_around_a_function_are_of_the_model_or_an_obstacle() -> None:
@@ -202,15 +162,15 @@ def test_parts_around_a_function_are_of_the_model_or_an_obstacle() -> None:
             self.other = lambda x: x @ parameters[0]
 
     model, other = Holding(), nn.Linear(4, 4)
-    read = ExternalReads(model)
+    read = ProvenReads(model)
     with torch.no_grad():
         model.eval().part.weight += 1
-    assert not read.check(None)
-    assert "other, which has weights" in ExternalReads(Net(lambda x: other(2 * x))).check(None)
+    assert not read.check()
+    assert "other, which has weights" in ProvenReads(Net(lambda x: other(2 * x))).check()
 
 
 def test_a_worker_has_not_all_globals() -> None:
-    assert ExternalReads(Net(lambda x: x * globals()["total"])).check(None)
+    assert ProvenReads(Net(lambda x: x * globals()["total"])).check()
 
 
 class Options(dict[str, float]):
@@ -231,27 +191,30 @@ class OfOptions(nn.Linear):
 
 def test_objects_are_not_asked_for_what_they_have_not() -> None:
     model = OfOptions(4, 4)
-    reads = ExternalReads(model), LibraryPatches(model)
+    reads = ProvenReads(model), LibraryPatches(model)
     assert find_caches(model) == []
-    assert not any(read.check(None) for read in reads)
+    assert not reads[0].check()
+    assert not reads[1].check(model)
     strict["tau"] = 2.0
-    assert "strict" in reads[0].check(None)
+    assert "strict" in reads[0].check()
 
 
 def test_functions_that_are_gone_are_no_obstacle() -> None:
     scale = 2.0
     model = Net(lambda x: x * scale)
-    read = ExternalReads(model)
+    read = ProvenReads(model)
     del model.function
-    assert not read.check(None)
+    assert not read.check()
+    read.refresh()
+    assert not read.check()
 
 
 def test_what_is_put_back_was_changed() -> None:
     options = types.SimpleNamespace(tau=1.0)
     model = Net(lambda x: x * options.tau)
-    reads = [ExternalReads(model), ExternalReads(model)]
-    assert not any(read.check(None) for read in reads)
+    reads = [ProvenReads(model), ProvenReads(model)]
+    assert not any(read.check() for read in reads)
     options.tau = 2.0
-    assert reads[0].check(None)
+    assert reads[0].check()
     options.tau = 1.0
-    assert all(read.check(None) for read in reads)
+    assert all(read.check() for read in reads)

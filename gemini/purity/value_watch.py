@@ -7,12 +7,10 @@ nothing has changed; only if something has, each is checked by itself.
 
 from __future__ import annotations
 
-import os
 import types
 import weakref
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Mapping
-from contextvars import ContextVar
 from operator import attrgetter, contains, eq, getitem, is_
 from typing import Any, NamedTuple
 
@@ -20,21 +18,18 @@ import numpy as np
 import torch
 from torch import nn
 
+from gemini.purity.allowances import CONTAINERS, PLAIN
 from gemini.snapshot.attribute_values import SlotAttributes, slots_of
 
-PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
-CONTAINERS = (list, tuple, dict, set, frozenset)
 MISSING: Any = object()
-NOW: Any = object()
 GONE: Any = object()
 _LARGEST = (types.FunctionType, type, torch.Tensor, nn.Module)  # may hold models, or be large
 _CODE, _VERSION = attrgetter("__code__", "__defaults__", "__kwdefaults__"), attrgetter("_version")
 _GET = weakref.ref.__call__
-_MAX_GROWTHS = 3  # a dictionary that grows more often is no cache, but a record of the script
 _LARGE = 1000  # entries of a container that are compared every time
 _INNER = 200  # of containers inside it
 _BYTES = 1 << 16  # of an array
-_changes = [0]  # how often a value has changed or grown
+_changes = [0]  # how often a value has changed
 
 
 def table_itself(table: Mapping[Any, Any]) -> Mapping[Any, Any]:
@@ -51,11 +46,6 @@ def cells(function: types.FunctionType) -> dict[str, Any]:
         except ValueError:  # an empty cell
             continue
     return found
-
-
-def environment(_: Any) -> dict[str, Any]:
-    """Return all environment variables, as one value."""
-    return {"": dict(os.environ)}
 
 
 def members(owner: Any) -> Mapping[str, Any]:
@@ -83,16 +73,12 @@ class ValueLocation(NamedTuple):
 class WatchedValue:
     """One value. It keeps neither large values nor classes and functions alive, nor what these hold."""
 
-    def __init__(self, name: str, place: ValueLocation, value: Any = NOW) -> None:
+    def __init__(self, name: str, place: ValueLocation) -> None:
         self.name, self.key, self.read = name, place.key, place.read
         found = weak_reference(place.owner)
         self.is_weak, self.owner = found is not None, place.owner if found is None else found
-        self._is_new = value is NOW  # and not compared since
         self.is_changed = False  # permanently: workers may have either value
-        self.growths = 0  # of a dictionary: a cache is complete after some calls
-        self._take(self.now() if value is NOW else value)
-
-    def _take(self, value: Any) -> None:
+        value = self.now()
         found = weak_reference(value)
         self._is_weak, self._value = found is not None, value if found is None else found
         self.copied, self.inside = _fingerprint(value), _inside(value)
@@ -115,33 +101,13 @@ class WatchedValue:
         found = self._value() if self._is_weak else self._value
         return GONE if found is None and self._is_weak else found
 
-    @property
-    def is_unset(self) -> bool:
-        """Whether it has no value yet."""
-        return _is_unset(self.value)
-
-    @property
-    def has_weights(self) -> bool:
-        """Whether it has parameters that require gradients."""
-        value = self.value
-        if isinstance(value, nn.Module):
-            return any(one.requires_grad for one in value.parameters())
-        return isinstance(value, torch.Tensor) and value.requires_grad
-
     def has_changed(self) -> bool:
         """Return whether the script has put another value there, or changed this one."""
         if not self.is_changed:
             now, before = self.now(), self.value
-            is_new, self._is_new = self._is_new, False
             if now is GONE:
                 return False
-            if is_new and _is_unset(before) and not _is_unset(now):  # set by the first call, before anything was sent
-                self._grow(now)
-            elif now is before and self._has_grown(now):
-                former = _inside({key: now[key] for key in self.copied})
-                self.is_changed = self.growths >= _MAX_GROWTHS or not _equal(former, self.inside)
-                self._grow(now)
-            elif now is before:
+            if now is before:
                 is_same = self.copied is None or _equal(_fingerprint(now), self.copied)
                 self.is_changed = not is_same or not _equal(_inside(now), self.inside)
             else:
@@ -150,17 +116,19 @@ class WatchedValue:
             _changes[0] += self.is_changed
         return self.is_changed
 
-    def _grow(self, now: Any) -> None:
-        self.growths += 1
-        _changes[0] += 1
-        self._take(now)
 
-    def _has_grown(self, now: Any) -> bool:
-        """Return whether a dictionary has its former entries, and more."""
-        before = self.copied
-        if not isinstance(now, dict) or not isinstance(before, dict) or not len(before) < len(now) < _LARGE:
-            return False
-        return all(now.get(key, MISSING) is value for key, value in before.items())
+_known: dict[int, tuple[Any, dict[Any, WatchedValue]]] = {}  # watched values of this process, by owner
+
+
+def watch(name: str, place: ValueLocation) -> WatchedValue:
+    """Return the watched value at a place: one for all models, since workers share the code that reads it."""
+    number = id(place.owner)
+    if number not in _known:
+        _known[number] = weak_reference(place.owner, lambda _: _known.pop(number, None)) or place.owner, {}
+    known = _known[number][1]
+    if place[1:] not in known:
+        known[place[1:]] = WatchedValue(name, place)
+    return known[place[1:]]
 
 
 class ValueSnapshot:
@@ -208,7 +176,7 @@ class ValueSnapshot:
         elif isinstance(value, torch.Tensor):
             if not value.is_inference():
                 self._tensors.append(weakref.ref(value))
-        elif _inside(value) is not None or isinstance(value, (nn.Module, ContextVar)):
+        elif _inside(value) is not None or isinstance(value, nn.Module):
             self._others.append(entry)
         elif _fingerprint(value) is not None:
             self._containers.append(value)
@@ -268,10 +236,6 @@ def _is_of_module(value: Any) -> bool:
     return isinstance(value, type) or value.__code__.co_freevars in ((), ("__class__",))
 
 
-def _is_unset(value: Any) -> bool:
-    return value is None or value is MISSING
-
-
 def _inside(value: Any) -> Any:
     """Return the contents of an array, or of containers and arrays in a container; None if there are none."""
     if isinstance(value, (np.ndarray, deque)):
@@ -306,8 +270,6 @@ def _fingerprint(value: Any) -> Any:
     """Return what shows that a value has been changed in place; None if nothing does."""
     if isinstance(value, torch.Tensor):
         return None if value.is_inference() else value._version
-    if isinstance(value, ContextVar):
-        return (value.get(None),)
     if isinstance(value, nn.Module):
         tensors = [*value.parameters(), *value.buffers()]
         return [one.training for one in value.modules()], [(id(one), one._version) for one in tensors]

@@ -1,0 +1,41 @@
+"""Reached values: the code of a model is pure, and everything it reads is still what it was when it was sent.
+
+    for step in range(100):
+        args.tau = max(0.5, 1.0 - step / 50)    # read in a forward: F.gumbel_softmax(x, args.tau)
+
+A worker has the code of the script as it was when it was sent, with the values that it reads. They are valid until the
+script changes one, or replaces a method of a class; from then on the modules whose code reads it run in the controller.
+Modules whose code is not proven pure (`gemini.purity`) always do.
+"""
+
+from __future__ import annotations
+
+from torch import nn
+
+from gemini.guards.base import ChangeGuard
+from gemini.purity.proof import prove_purity
+from gemini.purity.value_watch import ValueSnapshot, WatchedValue
+
+
+class ReachedValues(ChangeGuard):
+    """The values that the code of a module and its submodules reads. Proven when it is first checked."""
+
+    def __init__(self) -> None:
+        self.entries: list[WatchedValue] | None = None  # None: not proven yet
+        self._reason = ""
+        self._snapshot: ValueSnapshot | None = None
+
+    def refresh(self) -> None:
+        """Prove again at the next check: the script may have added modules, or functions to them."""
+        self.entries, self._snapshot = None, None
+
+    def check(self, module: nn.Module) -> str | None:
+        """Return why this code cannot run in a worker, nor in a trial run; None if it can."""
+        if self.entries is None:
+            proof = prove_purity(module)
+            self.entries, self._reason = proof.entries, proof.reason
+        if not self._reason and (self._snapshot is None or not self._snapshot.holds()):
+            changed = next((entry.name for entry in self.entries if entry.has_changed()), "")
+            self._reason = f"its code reads {changed}, which the script changes" if changed else ""
+            self._snapshot = None if changed else ValueSnapshot(self.entries)
+        return self._reason or None

@@ -1,0 +1,1 @@
+"""Purity: is the code of a model a function of its tensors, torch's generators and values that it owns?"""

@@ -1,0 +1,190 @@
+"""Code reads: the names that a function reads and writes, from its bytecode.
+
+    os.path.exists(p)      global   os.path.exists
+    self.rng.normal()      self     rng.normal
+    scale * x              closure  scale            a variable around the function
+    def f(x, seen=[])      default  seen
+    from m import tau      import   m.tau
+    counts["n"] += 1       global   counts           written: a store into an item on the same line
+
+Nested functions count as part of the function. Names that start at other local variables are not resolved: only their
+attribute names are known (`attributes`).
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+import types
+from collections.abc import Iterator
+from typing import NamedTuple
+
+_GLOBALS = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
+_CELLS = ("LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF")
+_ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD")
+_SILENT = ("PUSH_NULL", "EXTENDED_ARG", "CACHE", "NOP", "PRECALL", "COPY", "DUP_TOP")
+_MUTATORS = frozenset(
+    [
+        "append", "appendleft", "extend", "extendleft", "insert", "remove", "pop", "popleft", "popitem", "clear",
+        "update", "setdefault", "add", "discard", "sort", "reverse", "rotate", "__setitem__", "__delitem__", "fill",
+    ]
+)  # fmt: skip
+_BY_STRINGS = frozenset(["getattr", "hasattr", "setattr", "delattr"])
+_DYNAMIC = frozenset(["vars", "__dict__", "attrgetter", "dir"])
+
+
+class NameChain(NamedTuple):
+    """A dotted name that code uses, by where its first name is found."""
+
+    root: str  # global, closure, default, self or import
+    names: tuple[str, ...]
+    is_written: bool = False
+
+    @property
+    def text(self) -> str:
+        """The name as in the source."""
+        return ".".join(("self", *self.names) if self.root == "self" else self.names)
+
+
+class CodeReads(NamedTuple):
+    """What one function reads and writes."""
+
+    chains: frozenset[NameChain]
+    attributes: frozenset[str]  # names of attributes, of whatever object
+    strings: frozenset[str]  # constants that may name attributes, where code takes attributes by strings
+    is_dynamic: bool  # it takes attributes by computed names
+    stored_globals: frozenset[str]
+    stored_cells: frozenset[str]  # variables around the function that it assigns
+    stores_self: bool  # it sets attributes of its first argument
+
+
+@functools.lru_cache(maxsize=16_384)
+def read_code(code: types.CodeType) -> CodeReads:
+    """Return what a function with this code, nested functions included, reads and writes."""
+    return _Reader(code).read()
+
+
+def nested_codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    """Yield code and that of its nested functions."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from nested_codes(constant)
+
+
+class _Reader:
+    def __init__(self, code: types.CodeType) -> None:
+        self._code = code
+        count = code.co_argcount + code.co_kwonlyargcount
+        self._arguments = frozenset(code.co_varnames[:count])
+        self._self = code.co_varnames[0] if code.co_argcount else ""
+        self._chains: dict[NameChain, None] = {}
+        self._attributes: set[str] = set()
+        self._globals: set[str] = set()
+        self._cells: set[str] = set()
+        self._stores_self = False
+
+    def read(self) -> CodeReads:
+        codes = [*nested_codes(self._code)]
+        for one in codes:
+            self._read_one(one, is_outer=one is self._code)
+        named = {chain.names[0] for chain in self._chains if chain.root == "global"} | self._attributes
+        takes_strings = not named.isdisjoint(_BY_STRINGS)
+        is_dynamic = not named.isdisjoint(_DYNAMIC) or (takes_strings and any(map(_computes_names, codes)))
+        constants = (value for one in codes for value in one.co_consts)
+        strings = {value for value in constants if isinstance(value, str) and value.isidentifier()}
+        strings = strings if is_dynamic or takes_strings else set()
+        return CodeReads(
+            frozenset(self._chains), frozenset(self._attributes), frozenset(strings), is_dynamic,
+            frozenset(self._globals), frozenset(self._cells), self._stores_self,
+        )  # fmt: skip
+
+    def _read_one(self, code: types.CodeType, *, is_outer: bool) -> None:
+        line: dict[NameChain, None] = {}  # chains of the current line
+        current: NameChain | None = None  # the chain that the next instruction may extend
+        place: int | None = None
+        for step in dis.get_instructions(code):
+            if step.opname in _SILENT:
+                continue
+            if current is not None and step.opname in _ATTRIBUTES:
+                self._attributes.add(step.argval)
+                current = current._replace(names=(*current.names, step.argval))
+                continue
+            if step.opname == "IMPORT_FROM" and current is not None:  # `from m import a, b` takes a, stores it, takes b
+                self._note(NameChain("import", (current.names[0], step.argval)), line)
+                current = current._replace(root="from")
+            elif current is not None and current.root == "from" and step.opname.startswith("STORE_"):
+                continue
+            self._note(current, line)
+            at = _line_of(step)
+            if at is not None and at != place:
+                line, place = {}, at
+            if step.opname == "IMPORT_FROM":
+                continue
+            self._note_store(step, current, line)
+            current = self._begin(step, is_outer)
+        self._note(current, line)
+
+    def _begin(self, step: dis.Instruction, is_outer: bool) -> NameChain | None:
+        """Return the chain that an instruction starts."""
+        if step.opname in _GLOBALS:
+            return NameChain("global", (step.argval,))
+        if step.opname == "IMPORT_NAME":
+            return NameChain("import", (step.argval,))
+        if step.opname in _CELLS and step.argval in self._code.co_freevars:
+            return NameChain("closure", (step.argval,))
+        if not (step.opname.startswith("LOAD_FAST") and is_outer) and step.opname not in _CELLS:
+            return None
+        name = step.argval[-1] if isinstance(step.argval, tuple) else step.argval
+        if name == self._self:
+            return NameChain("self", ())
+        return NameChain("default", (name,)) if name in self._arguments else None
+
+    def _note(self, chain: NameChain | None, line: dict[NameChain, None]) -> None:
+        """Record a complete chain; a container whose mutating method it names is written."""
+        if chain is None or chain.root == "from" or not chain.names:
+            return
+        name = chain.names[-1]
+        is_inplace = name.endswith("_") and not name.endswith("__")
+        if len(chain.names) > 1 and (name in _MUTATORS or is_inplace):
+            self._chains[NameChain(chain.root, chain.names[:-1], is_written=True)] = None
+        self._chains[chain] = line[chain] = None
+
+    def _note_store(self, step: dis.Instruction, current: NameChain | None, line: dict[NameChain, None]) -> None:
+        """Record what is stored to: the chain before, or one of the same line (`a.n += 1`, `a[i] = x`)."""
+        if step.opname in ("STORE_GLOBAL", "DELETE_GLOBAL"):
+            self._globals.add(step.argval)
+        elif step.opname in ("STORE_DEREF", "DELETE_DEREF") and step.argval in self._code.co_freevars:
+            self._cells.add(step.argval)
+        elif step.opname in ("STORE_SUBSCR", "DELETE_SUBSCR"):
+            self._chains.update((chain._replace(is_written=True), None) for chain in line)
+        elif step.opname in ("STORE_ATTR", "DELETE_ATTR"):
+            self._attributes.add(step.argval)
+            extended = [chain._replace(names=chain.names[:-1]) for chain in line if chain.names[-1] == step.argval]
+            for owner in extended if current is None else [current]:
+                if owner.names:
+                    self._chains[owner._replace(is_written=True)] = None
+                elif owner.root == "self":
+                    self._stores_self = True
+        elif step.opname in (*_ATTRIBUTES, "LOAD_SUPER_ATTR", "LOAD_SUPER_METHOD"):
+            self._attributes.add(step.argval)
+
+
+def _computes_names(code: types.CodeType) -> bool:
+    """Return whether code passes anything but a constant as the name to `getattr` and its like."""
+    steps = [step for step in dis.get_instructions(code) if step.opname not in _SILENT]
+    for at, step in enumerate(steps):
+        if step.opname in _GLOBALS and step.argval in _BY_STRINGS:
+            end = next((n for n in range(at, len(steps)) if steps[n].opname.startswith("CALL")), at)
+            count = steps[end].argval if isinstance(steps[end].argval, int) else 0
+            given = steps[end - count + 1] if 2 <= count <= 3 else step  # the name is the second argument
+            if given.opname != "LOAD_CONST" or not isinstance(given.argval, str):
+                return True
+    return False
+
+
+def _line_of(step: dis.Instruction) -> int | None:
+    """Return the line of an instruction; None if it is that of the one before."""
+    positions = getattr(step, "positions", None)
+    line: int | None = step.starts_line if positions is None else positions.lineno
+    return line

@@ -1,0 +1,405 @@
+"""Reach: follows code to everything that it can read or change, and stops at the first thing that is not pure.
+
+    forward of a class ──► names in its bytecode ──► global, closure, default, import: the value itself
+                                                 └─► attributes of objects in reach, by the names in all code in reach
+    function of the script, or of an unknown library   followed
+    function of torch, math, a trusted library …       allowed by name (`allowances`)
+    number, string, dtype, enumeration, tensor         allowed, and watched for changes (`value_watch`)
+    container                                          its items
+    object of a Python class                           its attributes and methods that code names
+    anything else                                      impure: a generator, an iterator, a file, a lock, a C object …
+
+A value is *owned* if only the model holds it: an attribute of a module. Owned values may change, since they are saved
+and restored around trial runs. A change of any other value (a global counter, a list around a function) is impure.
+"""
+
+from __future__ import annotations
+
+import argparse
+import builtins
+import functools
+import io
+import sys
+import types
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from gemini.purity.allowances import (
+    CONTAINERS,
+    LIBRARIES,
+    PLAIN,
+    is_allowed,
+    is_denied,
+    is_global_generator,
+    is_of_library,
+    is_value_type,
+)
+from gemini.purity.bytecode import functions_of
+from gemini.purity.code_reads import CodeReads, NameChain, read_code
+from gemini.purity.value_watch import MISSING, ValueLocation, WatchedValue, cells, members, slots, watch
+
+_MEMOIZED = functools._lru_cache_wrapper
+_COMPILED = (
+    types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, types.MethodWrapperType,
+    types.ClassMethodDescriptorType, types.GetSetDescriptorType, types.MemberDescriptorType,
+)  # fmt: skip
+_MUTABLE = (list, dict, set, deque, bytearray, np.ndarray, torch.Tensor)
+_SLOTS = (types.GetSetDescriptorType, types.MemberDescriptorType)
+_NAMESPACES = (types.SimpleNamespace, argparse.Namespace)
+_MADE = frozenset(["__init__", "__new__", "__post_init__"])  # run on a new object
+_IMPLIED = frozenset({  # called by code that does not name them
+    "__call__", "__getattr__", "__getattribute__", "__getitem__", "__setitem__", "__len__", "__iter__", "__next__",
+    "__contains__", "__bool__", "__float__", "__int__", "__index__", "__neg__", "__add__", "__radd__", "__sub__",
+    "__rsub__", "__mul__", "__rmul__", "__truediv__", "__rtruediv__", "__pow__", "__rpow__", "__matmul__",
+    "__rmatmul__", "__eq__", "__hash__", "__enter__", "__exit__", "__torch_function__", "__del__",
+})  # fmt: skip
+_FUNCTION_PARTS = frozenset(["forward", "backward", "setup_context", "jvp", "vmap"])  # of an autograd function
+_INTERNAL = frozenset(vars(nn.Module()))
+
+
+class Reach:
+    """What some code reaches: `entries` are watched values by id, `reason` names the first impure thing."""
+
+    def __init__(self, own: Collection[int] = (), *, takes_all: bool = False) -> None:
+        self.reason = ""
+        self.entries: dict[int, WatchedValue] = {}
+        self._own = own  # modules and tensors of the model, by id
+        self._takes_all = takes_all  # attributes and methods count whether or not code names them
+        self._names: set[str] = {"forward", "__call__"}
+        self._takes_any = False  # some code takes attributes by computed names
+        self._seen: set[int] = set()
+        self._kept: list[Any] = []  # what `_seen` identifies
+        self._functions: list[tuple[types.FunctionType, type | None]] = []
+        self._classes: list[type] = []
+        self._made: set[type] = set()  # classes that code may instantiate, and their bases
+        self._objects: list[tuple[str, Any, bool]] = []  # name, object, whether it is owned
+        self._done: set[tuple[int, str]] = set()  # members that have been visited
+        self._where = ""
+
+    # ── starts ─────────────────────────────────────────────────────────────────────────────────────────────────────
+    def add_module(self, module: nn.Module) -> None:
+        """Add the forward of a module and its own attributes."""
+        self._add_class(type(module))
+        self._objects.append(("self", module, True))
+
+    def add_value(self, name: str, value: Any, *, is_own: bool) -> None:
+        """Add a value that code uses."""
+        self._where = self._where or name
+        self._reach(name, value, is_own=is_own)
+
+    def run(self) -> Reach:
+        """Follow everything that was added, until nothing new is found."""
+        while not self.reason:
+            before = len(self._done), len(self._seen), len(self._names)
+            while self._functions and not self.reason:
+                self._follow(*self._functions.pop())
+            for kind in [*self._classes]:
+                self._visit_class(kind)
+            for one in [*self._objects]:
+                self._visit_object(*one)
+            if not self._functions and before == (len(self._done), len(self._seen), len(self._names)):
+                break
+        return self
+
+    # ── functions ──────────────────────────────────────────────────────────────────────────────────────────────────
+    def _follow(self, function: types.FunctionType, kind: type | None) -> None:
+        self._where = function.__qualname__.replace("<locals>.", "")
+        reads = read_code(function.__code__)
+        self._names |= reads.attributes | reads.strings
+        self._takes_any = self._takes_any or reads.is_dynamic
+        if reads.stored_globals:
+            self._refuse(f"assigns the global {min(reads.stored_globals)}")
+        if reads.stored_cells:
+            self._refuse(f"assigns {min(reads.stored_cells)}, a variable around it")
+        around, defaults = cells(function), _defaults(function)
+        for chain in sorted(reads.chains):
+            if chain.root == "global":
+                self._resolve_global(function, chain)
+            elif chain.root == "import":
+                self._resolve_import(function, chain)
+            elif chain.root == "self" and kind is not None:
+                self._check_class_write(chain, kind)
+            elif chain.root == "closure" and chain.names[0] in around and chain.names[0] != "__class__":
+                self._note(chain.names[0], ValueLocation(function, chain.names[0], cells))
+                self._descend(chain, around[chain.names[0]])
+            elif chain.root == "default" and chain.names[0] in defaults:
+                self._descend(chain, defaults[chain.names[0]])
+        self._objects.append((function.__name__, function, False))
+        self._reach(function.__name__, getattr(function, "__wrapped__", None), is_own=False)
+
+    def _resolve_global(self, function: types.FunctionType, chain: NameChain) -> None:
+        space, name = function.__globals__, chain.names[0]
+        if name == "__gemini__":  # of instrumented code
+            return
+        if name in space:
+            value = space[name]
+            if not isinstance(value, types.ModuleType):
+                self._note(name, ValueLocation(space, name))
+            self._descend(chain, value)
+        elif hasattr(builtins, name):
+            self._reach(name, getattr(builtins, name), is_own=False)
+        else:
+            self._note(name, ValueLocation(space, name))
+
+    def _resolve_import(self, function: types.FunctionType, chain: NameChain) -> None:
+        name = chain.names[0]
+        module = sys.modules.get(name) or sys.modules.get(f"{function.__globals__.get('__package__')}.{name}")
+        if module is not None:
+            for one in (module, sys.modules.get(name.partition(".")[0])):  # `import a.b` binds a
+                self._descend(chain if hasattr(one, chain.names[-1]) else chain._replace(names=(name,)), one)
+        elif not is_allowed(name) and not is_of_library(name):
+            self._refuse(f"imports {name}")
+
+    def _descend(self, chain: NameChain, value: Any) -> None:
+        """Follow a chain from the value of its first name through modules; attributes of objects follow by name."""
+        text, rest = chain.names[0], [*chain.names[1:]]
+        while isinstance(value, types.ModuleType) and rest:
+            module, name = value, rest.pop(0)
+            text = f"{text}.{name}"
+            value = vars(module).get(name, MISSING)
+            if value is MISSING:  # loaded when it is first used, or computed
+                self._reach(module.__name__, vars(module).get("__getattr__"), is_own=False)
+                value = getattr(module, name, MISSING) if not is_followed(module.__name__) else MISSING
+            if is_followed(module.__name__):
+                if not isinstance(value, types.ModuleType):
+                    self._note(text, ValueLocation(vars(module), name))
+            elif not isinstance(value, types.ModuleType):
+                if is_allowed(f"{module.__name__}.{name}"):
+                    return
+                if is_denied(f"{module.__name__}.{name}") and not is_global_generator(getattr(value, "__self__", None)):
+                    self._refuse_value(text, f"{module.__name__}.{name}")
+        if value is not MISSING:
+            self._reach(text, value, is_own=False, is_written=chain.is_written and not rest)
+
+    def _check_class_write(self, chain: NameChain, kind: type) -> None:
+        """Refuse a change of a container that belongs to a class, through an object of it."""
+        held = next((vars(one)[chain.names[0]] for one in kind.__mro__ if chain.names[0] in vars(one)), None)
+        if chain.is_written and len(chain.names) == 1 and isinstance(held, _MUTABLE) and not self._shadows(chain, kind):
+            self._refuse(f"changes {kind.__name__}.{chain.names[0]}")
+
+    def _shadows(self, chain: NameChain, kind: type) -> bool:
+        return any(isinstance(one, kind) and chain.names[0] in members(one) for _, one, _ in self._objects)
+
+    # ── classes and objects ────────────────────────────────────────────────────────────────────────────────────────
+    def _add_class(self, kind: type) -> None:
+        for one in kind.__mro__:
+            if is_followed(one.__module__) and one not in self._classes:
+                self._classes.append(one)
+
+    def _visit_class(self, kind: type) -> None:
+        """Visit the members of a class that code names."""
+        for name in self._named(vars(kind), _MADE if kind in self._made else frozenset()):
+            if (id(kind), name) in self._done or isinstance(vars(kind)[name], _SLOTS):
+                continue
+            self._done.add((id(kind), name))
+            member = vars(kind)[name]
+            functions = [*functions_of(member)]
+            self._note(f"{kind.__name__}.{name}", ValueLocation(kind, name, vars))
+            self._functions += [(one, kind) for one in functions if is_followed(one.__module__)]
+            if not functions:
+                self._reach(f"{kind.__name__}.{name}", member, is_own=False)
+
+    def _visit_object(self, text: str, value: Any, is_own: bool) -> None:
+        """Visit the attributes of an object that code names."""
+        for read in (members, slots):
+            found = read(value)
+            for name in self._named(found):
+                if (id(value), name) in self._done or (isinstance(value, nn.Module) and name in _INTERNAL):
+                    continue
+                self._done.add((id(value), name))
+                if not is_own:
+                    place = ValueLocation(value, name, vars if read is members else read)
+                    self._note(f"{text}.{name}", place)
+                self._reach(f"{text}.{name}", found[name], is_own=is_own)
+        if not is_own:
+            self._check_object_writes(text, value)
+
+    def _check_object_writes(self, text: str, value: Any) -> None:
+        """Refuse methods in reach that change an object which the model does not own."""
+        for kind in type(value).__mro__ if is_followed(type(value).__module__) else ():
+            for name in (self._names | _IMPLIED) & vars(kind).keys() - _MADE:
+                for reads in (read_code(one.__code__) for one in functions_of(vars(kind)[name])):
+                    if _changes_self(reads, value):
+                        self._refuse(f"calls {text}.{name}, which changes it")
+        if isinstance(value, (nn.Module, types.FunctionType, types.ModuleType)):
+            return
+        for name in self._asked_names() - members(value).keys() if type(value).__dictoffset__ else ():
+            self._note(f"{text}.{name}", ValueLocation(value, name, vars))
+
+    def _asked_names(self) -> set[str]:
+        """Return the attributes that code may query and that an object may not have."""
+        return {name for name in self._names if not name.startswith("__")} if self._takes_any else set()
+
+    def _named(self, table: Mapping[str, Any], more: frozenset[str] = frozenset()) -> list[str]:
+        """Return the names in a table that code in reach uses."""
+        if self._takes_all:
+            return sorted(name for name in table if name[:2] != "__" or name in self._names)
+        names = (self._names - _MADE) | more
+        if not self._takes_any:
+            return sorted(names & table.keys())
+        return sorted(name for name in table if name in names or not (name[:2] == "__" or _is_code(table[name])))
+
+    # ── values ─────────────────────────────────────────────────────────────────────────────────────────────────────
+    def _reach(self, text: str, value: Any, *, is_own: bool, is_written: bool = False) -> None:
+        if self.reason or isinstance(value, PLAIN):
+            return
+        if is_written and not is_own and (isinstance(value, _MUTABLE) or _is_object(value)):
+            self._refuse(f"changes {text}")
+        if isinstance(value, types.MethodType):
+            if not is_global_generator(value.__self__):
+                self._reach(text, value.__self__, is_own=is_own)
+                self._reach(text, value.__func__, is_own=is_own)
+            return
+        if id(value) in self._seen or id(value) in self._own:
+            return
+        self._seen.add(id(value))
+        self._kept.append(value)
+        if isinstance(value, CONTAINERS):
+            self._reach_items(text, value, is_own)
+        elif isinstance(value, (types.FunctionType, _MEMOIZED, functools.partial, *_COMPILED)):
+            self._reach_callable(text, value, is_own)
+        elif isinstance(value, type):
+            self._reach_class(text, value)
+        elif isinstance(value, nn.Module):
+            self._reach_module(text, value)
+        else:
+            self._reach_object(text, value, is_own)
+
+    def _reach_items(self, text: str, value: Any, is_own: bool) -> None:
+        items: Iterable[Any] = (*value, *value.values()) if isinstance(value, Mapping) else value
+        for item in items:
+            if not isinstance(item, PLAIN):
+                self._reach(f"an item of {text}", item, is_own=is_own)
+        if type(value) not in CONTAINERS and is_followed(type(value).__module__):
+            self._add_object(text, value, is_own)
+
+    def _reach_callable(self, text: str, value: Any, is_own: bool) -> None:
+        if isinstance(value, _MEMOIZED):
+            self._reach(text, value.__wrapped__, is_own=is_own)
+        elif isinstance(value, functools.partial):
+            for part in (value.func, *value.args, *value.keywords.values()):
+                self._reach(text, part, is_own=is_own)
+        elif isinstance(value, types.FunctionType):
+            if is_followed(value.__module__):
+                self._functions.append((value, None))
+            elif not is_of_library(value.__module__) and not is_allowed(f"{value.__module__}.{value.__name__}"):
+                self._refuse_value(text, f"{value.__module__}.{value.__qualname__}")
+        else:
+            self._reach_compiled(text, value)
+
+    def _reach_compiled(self, text: str, value: Any) -> None:
+        """Check a function in C by the module it is from; a method of an object, by the object."""
+        owner = getattr(value, "__self__", None)
+        if is_global_generator(owner):
+            return
+        module = value.__module__ if isinstance(getattr(value, "__module__", None), str) else ""
+        if not module:
+            kind = getattr(value, "__objclass__", None) or (owner if isinstance(owner, type) else type(owner))
+            module = str(kind.__module__)
+        if isinstance(owner, type) and is_followed(owner.__module__):
+            self._reach_class(text, owner)
+        elif owner is not None and not isinstance(owner, (type, types.ModuleType)) and not module.startswith("torch"):
+            self._reach(text, owner, is_own=False, is_written=True)
+        elif not is_of_library(module) and not is_allowed(f"{module}.{value.__name__}"):
+            self._refuse_value(text, f"{module}.{value.__name__}")
+
+    def _reach_class(self, text: str, kind: type) -> None:
+        if is_followed(kind.__module__):
+            self._names |= _IMPLIED
+            self._names |= _FUNCTION_PARTS if issubclass(kind, torch.autograd.Function) else frozenset()
+            self._add_class(kind)
+            self._made.update(kind.__mro__)
+        elif not (is_allowed(f"{kind.__module__}.{kind.__qualname__}") or is_value_type(kind)):
+            self._refuse_value(text, f"{kind.__module__}.{kind.__qualname__}")
+
+    def _reach_module(self, text: str, module: nn.Module) -> None:
+        if any(one.requires_grad for one in module.parameters()):
+            self._refuse(f"reads {text}, which has weights and is not part of the model")
+        for part in module.modules():
+            self._add_object(text, part, is_own=False)
+
+    def _reach_object(self, text: str, value: Any, is_own: bool) -> None:
+        kind = type(value)
+        if isinstance(value, types.ModuleType):
+            if is_followed(value.__name__) or not (is_allowed(value.__name__) or is_of_library(value.__name__)):
+                self._objects.append((text, value, is_own))
+        elif isinstance(value, torch.Tensor) or is_global_generator(value):
+            return
+        elif isinstance(value, np.ndarray):
+            if value.dtype.hasobject or isinstance(value, np.memmap):
+                self._refuse_value(text, "an array of Python objects or of a file")
+        elif _is_object(value) and not isinstance(value, io.IOBase):
+            self._add_object(text, value, is_own)
+        elif isinstance(value, Iterator) or not is_value_type(kind):
+            self._refuse_value(text, f"{kind.__module__}.{kind.__qualname__}")
+
+    def _add_object(self, text: str, value: Any, is_own: bool) -> None:
+        self._objects.append((text, value, is_own))
+        self._names |= _IMPLIED
+        self._add_class(type(value))
+
+    def _note(self, name: str, place: ValueLocation) -> None:
+        """Watch a value at a place for changes."""
+        entry = watch(name, place)
+        self.entries[id(entry)] = entry
+
+    def _refuse_value(self, text: str, kind: str) -> None:
+        self._refuse(f"uses {text}" if kind.endswith(f".{text}") else f"uses {text} ({kind})")
+
+    def _refuse(self, what: str) -> None:
+        self.reason = self.reason or f"{self._where} {what}"
+
+
+def is_followed(module: str | None) -> bool:
+    """Return whether code of a module is followed: the script's, and that of unknown libraries in Python."""
+    name = module or "__main__"
+    root = name.partition(".")[0]
+    if name == "__main__":
+        return True
+    if root in sys.stdlib_module_names or root in LIBRARIES or root == "numpy":
+        return False
+    file = getattr(sys.modules.get(name), "__file__", None) or ".py"
+    return file.endswith((".py", ".pyc"))
+
+
+def _is_object(value: Any) -> bool:
+    """Return whether a value holds attributes that are followed."""
+    if isinstance(value, (type, nn.Module, types.FunctionType, *CONTAINERS)):
+        return False
+    return isinstance(value, _NAMESPACES) or is_followed(type(value).__module__)
+
+
+def _is_code(member: Any) -> bool:
+    return any(True for _ in functions_of(member)) or isinstance(member, (staticmethod, classmethod))
+
+
+def _changes_self(reads: CodeReads, owner: Any) -> bool:
+    held = members(owner)
+    written = [chain.names[0] for chain in reads.chains if chain.root == "self" and chain.is_written]
+    return reads.stores_self or any(isinstance(held.get(name), _MUTABLE) for name in written)
+
+
+def _defaults(function: types.FunctionType) -> dict[str, Any]:
+    code, values = function.__code__, function.__defaults__ or ()
+    names = code.co_varnames[: code.co_argcount]
+    return {**dict(zip(names[len(names) - len(values) :], values, strict=False)), **(function.__kwdefaults__ or {})}
+
+
+def is_held_by_script(value: Any) -> bool:
+    """Return whether an attribute of a library's module is code of the script: a function, or a callable object."""
+    if isinstance(value, types.MethodType):
+        value = value.__func__
+    if isinstance(value, functools.partial):
+        return is_held_by_script(value.func)
+    if isinstance(value, types.FunctionType):
+        return is_followed(value.__module__)
+    return (
+        callable(value)
+        and not isinstance(value, (type, nn.Module, torch.Tensor))
+        and is_followed(type(value).__module__)
+    )
