@@ -72,6 +72,7 @@ class Reach:
         self._takes_all = takes_all  # attributes and methods count whether or not code names them
         self._names: set[str] = {"forward", "__call__"}
         self._takes_any = False  # some code takes attributes by computed names
+        self._asked: set[str] = set()  # attributes that code takes by strings, and that may be missing
         self._seen: set[int] = set()
         self._kept: list[Any] = []  # what `_seen` identifies
         self._functions: list[tuple[types.FunctionType, type | None]] = []
@@ -111,6 +112,7 @@ class Reach:
         self._where = function.__qualname__.replace("<locals>.", "")
         reads = read_code(function.__code__)
         self._names |= reads.attributes | reads.strings
+        self._asked |= reads.strings
         self._takes_any = self._takes_any or reads.is_dynamic
         if reads.stored_globals:
             self._refuse(f"assigns the global {min(reads.stored_globals)}")
@@ -125,7 +127,8 @@ class Reach:
             elif chain.root == "self" and kind is not None:
                 self._check_class_write(chain, kind)
             elif chain.root == "closure" and chain.names[0] in around and chain.names[0] != "__class__":
-                self._note(chain.names[0], ValueLocation(function, chain.names[0], cells))
+                if not self._is_own(around[chain.names[0]]):
+                    self._note(chain.names[0], ValueLocation(function, chain.names[0], cells))
                 self._descend(chain, around[chain.names[0]])
             elif chain.root == "default" and chain.names[0] in defaults:
                 self._descend(chain, defaults[chain.names[0]])
@@ -173,8 +176,11 @@ class Reach:
                     return
                 if is_denied(f"{module.__name__}.{name}") and not is_global_generator(getattr(value, "__self__", None)):
                     self._refuse_value(text, f"{module.__name__}.{name}")
-        if value is not MISSING:
-            self._reach(text, value, is_own=False, is_written=chain.is_written and not rest)
+        if value is MISSING:
+            return
+        self._reach(text, value, is_own=False, is_written=chain.is_written and not rest)
+        if rest and _is_object(value) and rest[0] not in members(value) and type(value).__dictoffset__:
+            self._note(f"{text}.{rest[0]}", ValueLocation(value, rest[0], vars))  # it may be set, and hide the class's
 
     def _check_class_write(self, chain: NameChain, kind: type) -> None:
         """Refuse a change of a container that belongs to a class, through an object of it."""
@@ -192,7 +198,10 @@ class Reach:
                 self._classes.append(one)
 
     def _visit_class(self, kind: type) -> None:
-        """Visit the members of a class that code names."""
+        """Visit the members of a class that code names, and note that it has none of those that it inherits."""
+        inherited = {name for one in kind.__mro__[1:] for name in self._names & vars(one).keys()}
+        for name in inherited - vars(kind).keys():
+            self._note(f"{kind.__name__}.{name}", ValueLocation(kind, name, vars))
         for name in self._named(vars(kind), _MADE if kind in self._made else frozenset()):
             if (id(kind), name) in self._done or isinstance(vars(kind)[name], _SLOTS):
                 continue
@@ -233,7 +242,8 @@ class Reach:
 
     def _asked_names(self) -> set[str]:
         """Return the attributes that code may query and that an object may not have."""
-        return {name for name in self._names if not name.startswith("__")} if self._takes_any else set()
+        names = self._names if self._takes_any else self._asked
+        return {name for name in names if not name.startswith("__")}
 
     def _named(self, table: Mapping[str, Any], more: frozenset[str] = frozenset()) -> list[str]:
         """Return the names in a table that code in reach uses."""
@@ -342,6 +352,11 @@ class Reach:
         self._objects.append((text, value, is_own))
         self._names |= _IMPLIED
         self._add_class(type(value))
+
+    def _is_own(self, value: Any) -> bool:
+        """Return whether a value is a part of the model, or a container of its parts."""
+        items = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else (value,)
+        return any(id(item) in self._own for item in items)
 
     def _note(self, name: str, place: ValueLocation) -> None:
         """Watch a value at a place for changes."""

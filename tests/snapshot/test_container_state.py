@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from gemini.guards.globals_and_closures import ExternalReads
 from torch import nn
 
-from gemini.guards.globals_and_closures import ExternalReads
 from gemini.snapshot.model_state import AttributeSnapshot, ModelSnapshot
 
 

@@ -7,10 +7,10 @@ import functools
 from typing import Any
 
 import torch
+from gemini.guards.globals_and_closures import ExternalReads
 from torch import nn
 
 from gemini.capture.memoized import find_caches, uses_rng
-from gemini.guards.globals_and_closures import ExternalReads
 from gemini.runtime.transport.serialization import ClassTable, pack, unpack
 
 
