@@ -5,6 +5,7 @@
     FUNCTIONS    modules whose functions and classes depend on their arguments alone, or on global random generators,
                  which are saved, compared and restored around trial runs
     DENIED       exceptions inside these modules
+    DENIED_METHODS   methods that are not pure on any object
     LIBRARIES    packages whose code is trusted as a whole, and so are objects of their classes; their attributes are
                  checked where the model's own code names them
     VALUES       types of other modules whose objects are values
@@ -47,9 +48,21 @@ DENIED = frozenset(
         "torch.Generator", "torch.save", "torch.load", "torch.serialization",
         "torch.hub", "torch.distributed", "torch.multiprocessing",
         "torch.utils.data", "torch.utils.tensorboard", "torch.utils.cpp_extension", "torch.package", "torch.classes",
-        "torch._C.Generator",
+        "torch._C.Generator", "torch.from_file", "torch.UntypedStorage", "torch.TypedStorage", "torch.jit.load",
+        "torch.jit.save", "torch.onnx", "torch.export", "torch.profiler", "torch.autograd.profiler", "torch.cuda.Event",
+        "torch.cuda.memory", "torch.cuda.memory_allocated", "torch.cuda.max_memory_allocated", "torch.futures",
+        "torch.ops.load_library", "torch.utils.benchmark", "torch.seed", "torch.random.seed", "torch.set_num_threads",
+        "torch.set_default_dtype", "torch.set_default_device", "torch.set_default_tensor_type",
+        "torch.use_deterministic_algorithms", "torch.set_float32_matmul_precision", "torch.set_flush_denormal",
+        "inspect.stack", "inspect.currentframe", "inspect.trace", "inspect.getouterframes", "inspect.getinnerframes",
+        "inspect.getsource", "inspect.getsourcelines", "inspect.getsourcefile", "inspect.getfile",
+        "scipy.io", "scipy.datasets", "torchvision.io", "torchvision.datasets", "torchvision.utils.save_image",
+        "torchaudio.load", "torchaudio.save", "torchaudio.datasets", "transformers.utils.logging", "timm.data",
+        "lightning.pytorch.loggers", "pytorch_lightning.loggers", "accelerate.tracking", "accelerate.logging",
+        "safetensors.torch.load_file", "safetensors.torch.save_file", "safetensors.safe_open",
     ]
 )  # fmt: skip
+DENIED_METHODS = frozenset(["tofile", "write_bytes", "write_text", "read_bytes", "read_text", "share_memory_"])
 LIBRARIES = frozenset(
     [
         "accelerate", "diffusers", "einops", "flash_attn", "lightning", "lightning_fabric", "lightning_utilities",

@@ -31,6 +31,7 @@ from torch import nn
 
 from gemini.purity.allowances import (
     CONTAINERS,
+    DENIED_METHODS,
     LIBRARIES,
     PLAIN,
     is_allowed,
@@ -40,8 +41,8 @@ from gemini.purity.allowances import (
     is_value_type,
 )
 from gemini.purity.bytecode import functions_of
-from gemini.purity.code_reads import CodeReads, NameChain, read_code
-from gemini.purity.value_watch import MISSING, ValueLocation, WatchedValue, cells, members, slots, watch
+from gemini.purity.code_reads import Change, CodeReads, NameChain, read_code
+from gemini.purity.value_watch import MISSING, ValueLocation, WatchedValue, cells, find_incomparable, members, slots, watch
 
 _MEMOIZED = functools._lru_cache_wrapper
 _COMPILED = (
@@ -53,10 +54,13 @@ _SLOTS = (types.GetSetDescriptorType, types.MemberDescriptorType)
 _NAMESPACES = (types.SimpleNamespace, argparse.Namespace)
 _MADE = frozenset(["__init__", "__new__", "__post_init__"])  # run on a new object
 _IMPLIED = frozenset({  # called by code that does not name them
-    "__call__", "__getattr__", "__getattribute__", "__getitem__", "__setitem__", "__len__", "__iter__", "__next__",
+    "__call__", "__getattr__", "__getattribute__", "__getitem__", "__len__", "__iter__", "__next__",
     "__contains__", "__bool__", "__float__", "__int__", "__index__", "__neg__", "__add__", "__radd__", "__sub__",
     "__rsub__", "__mul__", "__rmul__", "__truediv__", "__rtruediv__", "__pow__", "__rpow__", "__matmul__",
-    "__rmatmul__", "__eq__", "__hash__", "__enter__", "__exit__", "__torch_function__", "__del__",
+    "__rmatmul__", "__eq__", "__hash__", "__enter__", "__exit__", "__torch_function__", "__del__", "__get__", "__lt__",
+    "__le__", "__gt__", "__ge__", "__ne__", "__abs__", "__invert__", "__mod__", "__floordiv__", "__iadd__", "__isub__",
+    "__imul__", "__and__", "__or__", "__xor__", "__missing__", "__reversed__", "__array__", "__torch_dispatch__",
+    "__format__", "__str__", "__round__", "__class_getitem__", "__init_subclass__", "__instancecheck__",
 })  # fmt: skip
 _FUNCTION_PARTS = frozenset(["forward", "backward", "setup_context", "jvp", "vmap"])  # of an autograd function
 _INTERNAL = frozenset(vars(nn.Module()))
@@ -70,7 +74,7 @@ class Reach:
         self.entries: dict[int, WatchedValue] = {}
         self._own = own  # modules and tensors of the model, by id
         self._takes_all = takes_all  # attributes and methods count whether or not code names them
-        self._names: set[str] = {"forward", "__call__"}
+        self._names: set[str] = {"forward", "__call__", "__getattr__", "__getattribute__", "__setattr__"}
         self._takes_any = False  # some code takes attributes by computed names
         self._asked: set[str] = set()  # attributes that code takes by strings, and that may be missing
         self._seen: set[int] = set()
@@ -112,6 +116,8 @@ class Reach:
         self._where = function.__qualname__.replace("<locals>.", "")
         reads = read_code(function.__code__)
         self._names |= reads.attributes | reads.strings
+        if denied := reads.attributes & DENIED_METHODS:
+            self._refuse(f"calls {min(denied)}")
         self._asked |= reads.strings
         self._takes_any = self._takes_any or reads.is_dynamic
         if reads.stored_globals:
@@ -168,24 +174,37 @@ class Reach:
             if value is MISSING:  # loaded when it is first used, or computed
                 self._reach(module.__name__, vars(module).get("__getattr__"), is_own=False)
                 value = getattr(module, name, MISSING) if not is_followed(module.__name__) else MISSING
-            if is_followed(module.__name__):
-                if not isinstance(value, types.ModuleType):
-                    self._note(text, ValueLocation(vars(module), name))
-            elif not isinstance(value, types.ModuleType):
+            if isinstance(value, types.ModuleType):
+                continue
+            if is_followed(module.__name__) or isinstance(value, (*_MUTABLE, *PLAIN)):
+                self._note(text, ValueLocation(vars(module), name))
+            if not is_followed(module.__name__):
                 if is_allowed(f"{module.__name__}.{name}"):
                     return
                 if is_denied(f"{module.__name__}.{name}") and not is_global_generator(getattr(value, "__self__", None)):
                     self._refuse_value(text, f"{module.__name__}.{name}")
         if value is MISSING:
             return
-        self._reach(text, value, is_own=False, is_written=chain.is_written and not rest)
-        if rest and _is_object(value) and rest[0] not in members(value) and type(value).__dictoffset__:
-            self._note(f"{text}.{rest[0]}", ValueLocation(value, rest[0], vars))  # it may be set, and hide the class's
+        self._reach(text, value, is_own=False, change=Change.READ if rest else chain.change)
+        self._descend_attributes(text, value, rest, chain.change)
+
+    def _descend_attributes(self, text: str, value: Any, names: list[str], change: Change) -> None:
+        """Follow a chain through objects: an attribute that is missing may be set, one that code changes is refused."""
+        for at, name in enumerate(names):
+            if self._is_own(value) or isinstance(value, (type, types.ModuleType, torch.Tensor)):
+                return
+            if name not in members(value):
+                if _is_object(value) and type(value).__dictoffset__:
+                    self._note(f"{text}.{name}", ValueLocation(value, name, vars))
+                return
+            text, value = f"{text}.{name}", members(value)[name]
+            if at == len(names) - 1 and _may_change(value, change) and not self._is_own(value):
+                self._refuse(f"changes {text}")
 
     def _check_class_write(self, chain: NameChain, kind: type) -> None:
         """Refuse a change of a container that belongs to a class, through an object of it."""
         held = next((vars(one)[chain.names[0]] for one in kind.__mro__ if chain.names[0] in vars(one)), None)
-        if chain.is_written and len(chain.names) == 1 and isinstance(held, _MUTABLE) and not self._shadows(chain, kind):
+        if chain.change and len(chain.names) == 1 and isinstance(held, _MUTABLE) and not self._shadows(chain, kind):
             self._refuse(f"changes {kind.__name__}.{chain.names[0]}")
 
     def _shadows(self, chain: NameChain, kind: type) -> bool:
@@ -255,10 +274,10 @@ class Reach:
         return sorted(name for name in table if name in names or not (name[:2] == "__" or _is_code(table[name])))
 
     # ── values ─────────────────────────────────────────────────────────────────────────────────────────────────────
-    def _reach(self, text: str, value: Any, *, is_own: bool, is_written: bool = False) -> None:
+    def _reach(self, text: str, value: Any, *, is_own: bool, change: Change = Change.READ) -> None:
         if self.reason or isinstance(value, PLAIN):
             return
-        if is_written and not is_own and (isinstance(value, _MUTABLE) or _is_object(value)):
+        if _may_change(value, change) and not is_own and not self._is_own(value):
             self._refuse(f"changes {text}")
         if isinstance(value, types.MethodType):
             if not is_global_generator(value.__self__):
@@ -314,7 +333,7 @@ class Reach:
         if isinstance(owner, type) and is_followed(owner.__module__):
             self._reach_class(text, owner)
         elif owner is not None and not isinstance(owner, (type, types.ModuleType)) and not module.startswith("torch"):
-            self._reach(text, owner, is_own=False, is_written=True)
+            self._reach(text, owner, is_own=False, change=Change.CHANGED)
         elif not is_of_library(module) and not is_allowed(f"{module}.{value.__name__}"):
             self._refuse_value(text, f"{module}.{value.__name__}")
 
@@ -324,6 +343,7 @@ class Reach:
             self._names |= _FUNCTION_PARTS if issubclass(kind, torch.autograd.Function) else frozenset()
             self._add_class(kind)
             self._made.update(kind.__mro__)
+            self._add_class(type(kind))
         elif not (is_allowed(f"{kind.__module__}.{kind.__qualname__}") or is_value_type(kind)):
             self._refuse_value(text, f"{kind.__module__}.{kind.__qualname__}")
 
@@ -338,7 +358,10 @@ class Reach:
         if isinstance(value, types.ModuleType):
             if is_followed(value.__name__) or not (is_allowed(value.__name__) or is_of_library(value.__name__)):
                 self._objects.append((text, value, is_own))
-        elif isinstance(value, torch.Tensor) or is_global_generator(value):
+        elif isinstance(value, torch.Tensor):
+            if value.requires_grad and not is_own:
+                self._refuse(f"reads {text}, which requires a gradient and is not part of the model")
+        elif is_global_generator(value):
             return
         elif isinstance(value, np.ndarray):
             if value.dtype.hasobject or isinstance(value, np.memmap):
@@ -347,6 +370,8 @@ class Reach:
             self._add_object(text, value, is_own)
         elif isinstance(value, Iterator) or not is_value_type(kind):
             self._refuse_value(text, f"{kind.__module__}.{kind.__qualname__}")
+        elif is_of_library(kind.__module__):  # its methods are trusted, its attributes may change: a configuration
+            self._objects.append((text, value, is_own))
 
     def _add_object(self, text: str, value: Any, is_own: bool) -> None:
         self._objects.append((text, value, is_own))
@@ -362,6 +387,8 @@ class Reach:
         """Watch a value at a place for changes."""
         entry = watch(name, place)
         self.entries[id(entry)] = entry
+        if reason := find_incomparable(entry.value):
+            self._refuse(f"reads {name}, which has {reason}")
 
     def _refuse_value(self, text: str, kind: str) -> None:
         self._refuse(f"uses {text}" if kind.endswith(f".{text}") else f"uses {text} ({kind})")
@@ -389,13 +416,21 @@ def _is_object(value: Any) -> bool:
     return isinstance(value, _NAMESPACES) or is_followed(type(value).__module__)
 
 
+def _may_change(value: Any, change: Change) -> bool:
+    """Return whether code that does this to a value may change it."""
+    if change is Change.CHANGED_INSIDE and isinstance(value, CONTAINERS):
+        items: Iterable[Any] = value.values() if isinstance(value, Mapping) else value
+        return any(isinstance(item, (*_MUTABLE, tuple)) or _is_object(item) for item in items)
+    return bool(change) and (isinstance(value, (*_MUTABLE, types.ModuleType)) or _is_object(value))
+
+
 def _is_code(member: Any) -> bool:
     return any(True for _ in functions_of(member)) or isinstance(member, (staticmethod, classmethod))
 
 
 def _changes_self(reads: CodeReads, owner: Any) -> bool:
     held = members(owner)
-    written = [chain.names[0] for chain in reads.chains if chain.root == "self" and chain.is_written]
+    written = [chain.names[0] for chain in reads.chains if chain.root == "self" and chain.change]
     return reads.stores_self or any(isinstance(held.get(name), _MUTABLE) for name in written)
 
 

@@ -24,11 +24,11 @@ from gemini.snapshot.attribute_values import SlotAttributes, slots_of
 MISSING: Any = object()
 GONE: Any = object()
 _LARGEST = (types.FunctionType, type, torch.Tensor, nn.Module)  # may hold models, or be large
-_CODE, _VERSION = attrgetter("__code__", "__defaults__", "__kwdefaults__"), attrgetter("_version")
+_CODE = attrgetter("__code__", "__defaults__", "__kwdefaults__")
 _GET = weakref.ref.__call__
 _LARGE = 1000  # entries of a container that are compared every time
 _INNER = 200  # of containers inside it
-_BYTES = 1 << 16  # of an array
+_BYTES = 1 << 20  # of a tensor or array
 _changes = [0]  # how often a value has changed
 
 
@@ -131,6 +131,34 @@ def watch(name: str, place: ValueLocation) -> WatchedValue:
     return known[place[1:]]
 
 
+class _TensorContents:
+    """A tensor as it was. Contents are compared: writes through `.data` and NumPy do not count as versions."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._version = -1 if tensor.is_inference() else tensor._version
+        with torch.inference_mode(False):
+            self._copy = tensor.detach().clone() if tensor.layout is torch.strided and not tensor.is_meta else None
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, _TensorContents):
+            return NotImplemented
+        return self._version == other._version and _are_equal_tensors(self._copy, other._copy)
+
+    def are_those_of(self, tensor: torch.Tensor) -> bool:
+        """Return whether a tensor still has them."""
+        return (tensor.is_inference() or tensor._version == self._version) and (
+            self._copy is None or _are_equal_tensors(self._copy, tensor.detach())
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def _are_equal_tensors(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return one.dtype == other.dtype and one.device == other.device and torch.equal(one, other)
+
+
 class ValueSnapshot:
     """Values that have not changed, in their current state.
 
@@ -166,7 +194,7 @@ class ValueSnapshot:
         self._without, self._missing = ([one[at] for one in absent] for at in range(2))
         self._rows = [*map(_Row, rows.values())]
         self._kept_codes, self._codes = [*map(_CODE, self._kept)], [*map(_CODE, map(_GET, self._functions))]
-        self._versions = [*map(_VERSION, map(_GET, self._tensors))]
+        self._contents = [*map(_TensorContents, map(_GET, self._tensors))]
         self._copies = [*map(_fingerprint, self._containers)]
 
     def _sort(self, entry: WatchedValue, value: Any) -> None:
@@ -174,8 +202,7 @@ class ValueSnapshot:
         if isinstance(value, types.FunctionType):
             self._kept.append(value) if _is_of_module(value) else self._functions.append(weakref.ref(value))
         elif isinstance(value, torch.Tensor):
-            if not value.is_inference():
-                self._tensors.append(weakref.ref(value))
+            self._tensors.append(weakref.ref(value))
         elif _inside(value) is not None or isinstance(value, nn.Module):
             self._others.append(entry)
         elif _fingerprint(value) is not None:
@@ -191,7 +218,7 @@ class ValueSnapshot:
                 and [*map(_CODE, self._kept)] == self._kept_codes
                 and (not self._rows or all(map(_Row.holds, self._rows)))
                 and (not self._functions or [*map(_CODE, map(_GET, self._functions))] == self._codes)
-                and (not self._tensors or [*map(_VERSION, map(_GET, self._tensors))] == self._versions)
+                and all(map(_TensorContents.are_those_of, self._contents, map(_GET, self._tensors)))
                 and (not self._containers or all(map(eq, self._containers, self._copies)))
                 and (not self._others or not any(map(WatchedValue.has_changed, self._others)))
             )
@@ -266,13 +293,34 @@ def _contents(value: Any, room: list[int]) -> Any:
     return value if isinstance(value, PLAIN) else id(value)
 
 
+def find_incomparable(value: Any) -> str:
+    """Return why changes of a value would not be noticed: it is too large to be compared every time; '' otherwise."""
+    if isinstance(value, nn.Module):
+        held = sum(one.nbytes for one in (*value.parameters(), *value.buffers()))
+    else:
+        held = value.nbytes if isinstance(value, (torch.Tensor, np.ndarray)) else 0
+    if held > _BYTES:
+        return f"{held / 1e6:.1f} MB that are not part of the model"
+    room = [_LARGE + _INNER]
+    return "" if _fits(value, room) else f"more than {_LARGE} items"
+
+
+def _fits(value: Any, room: list[int]) -> bool:
+    """Return whether a container, with those inside it, has few enough items."""
+    if not isinstance(value, CONTAINERS):
+        return True
+    room[0] -= len(value)
+    items = value.values() if isinstance(value, Mapping) else value
+    return room[0] >= 0 and all(_fits(item, room) for item in items)
+
+
 def _fingerprint(value: Any) -> Any:
     """Return what shows that a value has been changed in place; None if nothing does."""
     if isinstance(value, torch.Tensor):
-        return None if value.is_inference() else value._version
+        return _TensorContents(value)
     if isinstance(value, nn.Module):
         tensors = [*value.parameters(), *value.buffers()]
-        return [one.training for one in value.modules()], [(id(one), one._version) for one in tensors]
+        return [one.training for one in value.modules()], [(id(one), _TensorContents(one)) for one in tensors]
     if isinstance(value, types.FunctionType):  # changed by tools that reload code
         return value.__code__, value.__defaults__, value.__kwdefaults__
     if isinstance(value, (list, dict, set)) and len(value) < _LARGE:
