@@ -120,3 +120,13 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def trusted_tests(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trust code of the tests like that of a library: modules count their runs, or act on the worker they run in."""
+    from gemini.purity import allowances, reach
+
+    trusted = allowances.LIBRARIES | {"tests", request.module.__name__.partition(".")[0]}
+    for module in (allowances, reach):
+        monkeypatch.setattr(module, "LIBRARIES", trusted)

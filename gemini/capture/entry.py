@@ -15,6 +15,7 @@ from gemini.errors import CaptureError
 from gemini.ir.call_binding import ModelCall
 from gemini.ir.graph import Graph
 from gemini.ir.validity import describe_differences, describe_state
+from gemini.purity.proof import find_impure_argument, prove_purity
 
 
 def capture(
@@ -51,6 +52,11 @@ def add_variants(graph: Graph, model: nn.Module) -> Graph:
 
 
 def _capture_once(model: nn.Module, args: Any, kwargs: Any, leaf_policy: LeafPolicy, options: CaptureOptions) -> Graph:
+    if reason := prove_purity(model).reason or find_impure_argument((args, kwargs)):
+        raise CaptureError(
+            f"capture runs a model several times, and this one is no function of its tensors: {reason}\n"
+            "    → move that out of forward, or pass its result as an argument"
+        )
     leaf_policy.opens_leaves = options.opens_leaves
     return CaptureDriver(model, ModelCall(tuple(args), dict(kwargs)), leaf_policy, options).capture()
 

@@ -36,6 +36,7 @@ FUNCTIONS = frozenset(
         "fractions", "functools", "heapq", "inspect", "itertools", "math", "numbers", "numpy", "operator", "re",
         "_operator", "_functools", "_collections", "_collections_abc", "_bisect", "_heapq", "statistics", "string",
         "struct", "torch", "types", "typing", "typing_extensions", "warnings", "_warnings", "_abc", "_typing",
+        "torch.profiler.record_function", "torch.autograd.profiler.record_function", "time.sleep",
     ]
 )  # fmt: skip
 DENIED = frozenset(

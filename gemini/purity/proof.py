@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
+import torch
 from torch import nn
 
 from gemini.purity.allowances import PLAIN
@@ -17,6 +18,7 @@ from gemini.purity.reach import Reach, is_followed, is_held_by_script
 from gemini.purity.value_watch import WatchedValue
 
 _INTERNAL = frozenset(vars(nn.Module()))
+_MAX_DEPTH = 8  # of nested containers
 
 
 class PurityProof(NamedTuple):
@@ -39,14 +41,24 @@ def prove_purity(model: nn.Module) -> PurityProof:
 
 
 def find_impure_argument(values: Iterable[Any]) -> str:
-    """Return what is impure among the arguments of a call; '' if all are values that a trial run may use."""
-    for value in values:
-        if not isinstance(value, PLAIN):
-            reach = Reach(takes_all=True)
-            reach.add_value("an argument", value, is_own=True)
-            if reach.run().reason:
-                return reach.reason
+    """Return what is impure among the arguments of a call; '' if trial runs and workers may have copies of all."""
+    for value in _objects_in(values, _MAX_DEPTH):
+        reach = Reach(takes_all=True)
+        reach.add_value("an argument", value, is_own=True)
+        if reach.run().reason:
+            return reach.reason
     return ""
+
+
+def _objects_in(values: Iterable[Any], depth: int) -> Iterator[Any]:
+    """Yield what is neither a tensor nor a plain value, in containers as well."""
+    for value in values:
+        if isinstance(value, (torch.Tensor, *PLAIN)):
+            continue
+        if depth and type(value) in (list, tuple, dict):
+            yield from _objects_in(value.values() if isinstance(value, dict) else value, depth - 1)
+        else:
+            yield value
 
 
 def _reaches(model: nn.Module, own: set[int]) -> Iterator[Reach]:

@@ -14,6 +14,8 @@ from gemini import pipe_model
 from gemini.capture import capture
 from gemini.profiling import profile
 
+pytestmark = pytest.mark.usefixtures("trusted_tests")
+
 RUNS: list[nn.Module] = []  # of layers, by what each of them has
 
 

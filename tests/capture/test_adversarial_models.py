@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from gemini.capture import capture
+from gemini.errors import CaptureError
 
 TABLE = torch.linspace(0, 1, 8)
 SEEN: list[float] = []
@@ -181,7 +182,7 @@ def x(rows=6, seed=0):
 
 SINGLE = [
     GlobalTensor, PlainAttribute, ReadsItem, ItemAsSize, ItemInRange, ItemInSlice, Numpy, WhileLoop, TryExcept,
-    OwnGenerator, WritesInput, ClampsWeights, Swapped, Recursive, Sorts, FrozenBranch, DtypeBranch, VMapped,
+    WritesInput, ClampsWeights, Swapped, Recursive, Sorts, FrozenBranch, DtypeBranch, VMapped,
     SizeMath, ShapesDecide,
 ]  # fmt: skip
 
@@ -259,13 +260,11 @@ def test_variable_arguments_and_iteration():
     agree(model, graph, torch.randn(4, 5, 8))
 
 
-def test_reads_for_logging_happen_each_time():
-    model = SideEffect()
-    graph = capture(model, (x(),))
-    SEEN.clear()
-    for seed in range(4):
-        graph.run(x(seed=seed))
-    assert [float(x(seed=seed).sum()) for seed in range(4)] == SEEN
+@pytest.mark.parametrize(("kind", "uses"), [(OwnGenerator, "self.generator"), (SideEffect, "SEEN")])
+def test_code_that_is_not_repeatable_is_not_run(kind, uses):
+    with pytest.raises(CaptureError, match=uses):
+        capture(kind(), (x(),))
+    assert not SEEN
 
 
 class Remembering(nn.Module):

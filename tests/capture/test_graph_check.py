@@ -15,6 +15,8 @@ from gemini.capture.verify.graph_check import GraphChecker
 from gemini.ir.call_binding import ModelCall
 from gemini.snapshot.model_state import ModelSnapshot
 
+pytestmark = pytest.mark.usefixtures("trusted_tests")
+
 RANDOM = np.random.default_rng(0)  # no generator of a model: nothing puts it back
 
 

@@ -25,6 +25,7 @@ from gemini.autograd_engine import rename_grad_fn
 from gemini.errors import WorkerError
 from gemini.guards.active_modes import has_saved_tensor_hooks
 from gemini.ir.autograd_modes import Region
+from gemini.purity.proof import find_impure_argument
 from gemini.random_numbers.rng_state import get_state, set_state
 from gemini.runtime.argument_mutations import ArgumentObjects, apply_result, find_objects
 from gemini.runtime.graph_token import make_token
@@ -70,9 +71,11 @@ class ModuleCall:
         try:
             if receives_code_with_parts(*self.arguments):  # type: ignore[misc]
                 raise RefusedError("an argument is a function that holds modules or tensors")
+            args, kwargs = self.arguments  # type: ignore[misc]
+            if reason := find_impure_argument((*args, *kwargs.values())):
+                raise RefusedError(reason)
             self.body, given = pack(self.arguments, classes)
             if self.body != ONLY_TENSORS and not self.remote_module.needs_all:
-                args, kwargs = self.arguments  # type: ignore[misc]
                 self.absent = find_placeholders(args, kwargs, given)
         except RefusedError:
             raise

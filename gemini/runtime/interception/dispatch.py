@@ -25,6 +25,7 @@ from gemini.guards.active_modes import active_mode, is_running_backward
 from gemini.guards.functional_call import SwappedParametersError, are_computed
 from gemini.ir.hook_tables import has_any_hooks
 from gemini.malloc import trim_if_large
+from gemini.purity.proof import find_impure_argument
 from gemini.runtime.call_outcome import Completed, Deferred, Local, Outcome
 from gemini.runtime.eager.first_call_trace import FirstCallTrace
 from gemini.runtime.eager.microbatches import SplitCall, run_forward
@@ -132,6 +133,7 @@ def _call_model(model: nn.Module, managed: ManagedModel, args: Any, kwargs: Any)
         if are_computed([*model.parameters()]):  # temporary, as in functional_call
             return _run_local(model, args, kwargs)
         if managed.first_call is None or managed.first_call.waits_for_backward:
+            managed.guards.reads.check(model)  # records values before the first run, which may change some
             return _first_call(model, managed, args, kwargs)
         _place(model, managed, managed.first_call)
         if _check_local(model, managed) is not None:  # by the workers' class attributes, or their loss
@@ -171,7 +173,8 @@ def _follow(pipelined: PipelinedModel, outcome: Outcome, model: nn.Module, forwa
 
 def _run_eager(model: nn.Module, managed: ManagedModel, forward: Any, args: Any, kwargs: Any) -> Any:
     """Run a call by eager dispatch: by micro-batches where that is proven, else the batch as one."""
-    if not managed.guards.reads.check(model):  # else a trial run, or micro-batches, would repeat its effects
+    # A trial run, or micro-batches, would repeat the effects of impure code.
+    if not (managed.guards.reads.check(model) or find_impure_argument((args, kwargs))):
         with run_locally():
             proof = managed.prove_call(model, args, kwargs)
         if not proof.reason:

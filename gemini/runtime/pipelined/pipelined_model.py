@@ -31,6 +31,7 @@ from gemini.ir.call_binding import ModelCall, bind
 from gemini.ir.interpreter import GuardBroken
 from gemini.planner.config_planner import Planner
 from gemini.planner.microbatch_split import micro_batch_sizes
+from gemini.purity.proof import find_impure_argument
 from gemini.random_numbers.host_rng import HostRandomResults
 from gemini.runtime.call_outcome import (
     CallPath,
@@ -142,7 +143,7 @@ class PipelinedModel:
         if reason := _find_obstacle(contents) or contents.hooks() or self._check_external_reads(model):
             return Eager(reason, args, kwargs)
         call = ModelCall(args, kwargs)
-        if reason := _find_unsendable(call.tensors):
+        if reason := _find_unsendable(call.tensors) or (call.plain is None and find_impure_argument((args, kwargs))):
             return Eager(reason, args, kwargs)
         kind, samples = self.plans.find(model, contents, call)
         reason = kind.reason

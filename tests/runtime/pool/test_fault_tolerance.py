@@ -23,6 +23,8 @@ from gemini.runtime.pool.worker_pool import WorkerPool
 from gemini.runtime.session import start
 from tests.runtime.pool.test_lost_workers import acting, inputs
 
+pytestmark = pytest.mark.usefixtures("trusted_tests")
+
 
 @pytest.mark.parametrize("when", [1, 2])
 def test_a_call_whose_worker_dies_is_made_here(when: int, capsys: Any) -> None:

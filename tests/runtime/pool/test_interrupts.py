@@ -20,6 +20,8 @@ from gemini.runtime.interception.managed_model import ManagedModel
 from gemini.runtime.pool.signals import DeferredSignals
 from gemini.runtime.pool.worker_pool import WorkerPool
 
+pytestmark = pytest.mark.usefixtures("trusted_tests")
+
 
 @pytest.fixture(autouse=True)
 def interrupts_are_heard() -> Iterator[None]:

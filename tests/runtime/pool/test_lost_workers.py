@@ -17,6 +17,8 @@ from gemini.runtime.interception import dispatch
 from gemini.runtime.interception.managed_model import ManagedModel
 from gemini.runtime.pool.worker_pool import WorkerPool
 
+pytestmark = pytest.mark.usefixtures("trusted_tests")
+
 
 def started(pool: WorkerPool, model: nn.Module, **options: Any) -> tuple[nn.Module, ManagedModel]:
     """A managed model whose units are in their workers."""
