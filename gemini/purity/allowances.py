@@ -6,6 +6,7 @@
                  which are saved, compared and restored around trial runs
     DENIED       exceptions inside these modules
     DENIED_METHODS   methods that are not pure on any object
+    STATEFUL     members of the classes of trusted libraries that are not pure
     LIBRARIES    packages whose code is trusted as a whole, and so are objects of their classes; their attributes are
                  checked where the model's own code names them
     VALUES       types of other modules whose objects are values
@@ -64,6 +65,18 @@ DENIED = frozenset(
     ]
 )  # fmt: skip
 DENIED_METHODS = frozenset(["tofile", "write_bytes", "write_text", "read_bytes", "read_text", "share_memory_"])
+STATEFUL = {  # members of library classes that have effects, or that change during a run, by root of the library
+    "lightning": frozenset(
+        [
+            "log", "log_dict", "print", "trainer", "logger", "loggers", "fabric", "optimizers", "lr_schedulers",
+            "manual_backward", "backward", "toggle_optimizer", "untoggle_optimizer", "clip_gradients", "all_gather",
+            "current_epoch", "global_step", "global_rank", "local_rank", "on_gpu",
+        ]
+    ),
+    "accelerate": frozenset(["print", "log", "step", "backward", "gather", "reduce", "trackers", "wait_for_everyone"]),
+    "torchmetrics": frozenset(["reset", "sync", "unsync"]),
+}  # fmt: skip
+STATEFUL["pytorch_lightning"] = STATEFUL["lightning"]
 LIBRARIES = frozenset(
     [
         "accelerate", "diffusers", "einops", "flash_attn", "lightning", "lightning_fabric", "lightning_utilities",

@@ -34,6 +34,7 @@ from gemini.purity.allowances import (
     DENIED_METHODS,
     LIBRARIES,
     PLAIN,
+    STATEFUL,
     is_allowed,
     is_denied,
     is_global_generator,
@@ -234,6 +235,9 @@ class Reach:
 
     def _visit_object(self, text: str, value: Any, is_own: bool) -> None:
         """Visit the attributes of an object that code names."""
+        for root in {kind.__module__.partition(".")[0] for kind in type(value).__mro__} & STATEFUL.keys():
+            if found := self._names & STATEFUL[root] - members(value).keys():
+                self._refuse_value(f"{text}.{min(found)}", f"of {root}")
         for read in (members, slots):
             found = read(value)
             for name in self._named(found):
