@@ -21,6 +21,7 @@ import collections
 import functools
 import inspect
 import io
+import operator
 import sys
 import types
 from collections import deque
@@ -74,6 +75,8 @@ class Reach:
         self._names: set[str] = {"forward", "__call__", "__getattr__", "__getattribute__", "__setattr__"}
         self._takes_any = False  # some code takes attributes by computed names
         self._asked: set[str] = set()  # attributes that code takes by strings, and that may be missing
+        self._stored: set[str] = set()  # attributes that code sets, of unknown objects
+        self._read: dict[str, str] = {}  # attributes of objects that the model does not own, with a text for each
         self._seen: set[int] = set()
         self._kept: list[Any] = []  # what `_seen` identifies
         self._functions: list[tuple[types.FunctionType, type | None]] = []
@@ -114,6 +117,8 @@ class Reach:
                 self._visit_object(*one)
             if not self._functions and before == (len(self._done), len(self._seen), len(self._names)):
                 break
+        for name in sorted(self._stored & self._read.keys()):
+            self._refuse(f"may change {self._read[name]}")
         return self
 
     # ── functions ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -129,6 +134,7 @@ class Reach:
         if denied := reads.attributes & DENIED_METHODS:
             self._refuse(f"calls {min(denied)}")
         self._asked |= reads.strings
+        self._stored |= reads.stored_attributes
         self._takes_any = self._takes_any or reads.is_dynamic
         if reads.stored_globals:
             self._refuse(f"assigns the global {min(reads.stored_globals)}")
@@ -193,7 +199,9 @@ class Reach:
                     if _is_of_script(held):
                         self._reach(f"{text}.{rest[0]}", held, is_own=False)
                     return
-                if is_denied(f"{module.__name__}.{name}") and not is_global_generator(getattr(value, "__self__", None)):
+                is_state = isinstance(value, _MUTABLE) and not is_of_library(module.__name__)  # of this process: sys.argv
+                is_generator = is_global_generator(getattr(value, "__self__", None))
+                if is_state or (is_denied(f"{module.__name__}.{name}") and not is_generator):
                     self._refuse_value(text, f"{module.__name__}.{name}")
         if value is MISSING:
             return
@@ -253,6 +261,7 @@ class Reach:
                     continue
                 self._done.add((id(value), name))
                 if not is_own:
+                    self._read.setdefault(name, f"{text}.{name}")
                     place = ValueLocation(value, name, vars if read is members else read)
                     self._note(f"{text}.{name}", place)
                 self._reach(f"{text}.{name}", found[name], is_own=is_own)
@@ -323,6 +332,7 @@ class Reach:
         if isinstance(value, _MEMOIZED):
             self._reach(text, value.__wrapped__, is_own=is_own)
         elif isinstance(value, functools.partial):
+            self._names |= {part for part in value.args if isinstance(part, str)}  # partial(getattr, options, "tau")
             for part in (value.func, *value.args, *value.keywords.values()):
                 self._reach(text, part, is_own=is_own)
         elif isinstance(value, types.FunctionType):
@@ -380,6 +390,8 @@ class Reach:
                 self._refuse_value(text, "an array of Python objects or of a file")
         elif _is_object(value) and not isinstance(value, io.IOBase):
             self._add_object(text, value, is_own)
+        elif kind in (operator.attrgetter, operator.methodcaller):
+            self._names |= {name for part in value.__reduce__()[1] for name in str(part).split(".")}
         elif isinstance(value, Iterator) or not is_value_type(kind):
             self._refuse_value(text, f"{kind.__module__}.{kind.__qualname__}")
         elif is_of_library(kind.__module__):  # its methods are trusted, its attributes may change: a configuration

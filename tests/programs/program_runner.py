@@ -36,7 +36,7 @@ from torch import nn
 
 from tests.programs.impure.compose import Program
 
-SECONDS = 60  # a program takes less than one
+SECONDS = 20  # a program takes less than one
 _MANAGED_SECONDS = 1200
 Manage = Callable[[nn.Module, Path], None]
 
