@@ -10,6 +10,8 @@ Modules whose code is not proven pure (`gemini.purity`) always do.
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import nn
 
 from gemini.guards.base import ChangeGuard
@@ -28,6 +30,10 @@ class ReachedValues(ChangeGuard):
     def refresh(self) -> None:
         """Prove again at the next check: the script may have added modules, or functions to them."""
         self.entries, self._snapshot = None, None
+
+    def values(self) -> list[Any]:
+        """Return the values that the code reads now."""
+        return [entry.now() for entry in self.entries or ()]
 
     def check(self, module: nn.Module) -> str | None:
         """Return why this code cannot run in a worker, nor in a trial run; None if it can."""

@@ -16,6 +16,7 @@ A name covers everything below it: `torch.nn` covers `torch.nn.functional.relu`.
 
 from __future__ import annotations
 
+import collections
 import random
 import types
 from collections import deque
@@ -29,7 +30,10 @@ PLAIN = (
     bool, int, float, complex, str, bytes, type(None), type(Ellipsis), type(NotImplemented), slice, range, Enum,
     torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format, np.generic, np.dtype,
 )  # fmt: skip
-CONTAINERS = (list, tuple, dict, set, frozenset, deque, types.MappingProxyType)
+CONTAINERS = (
+    list, tuple, dict, set, frozenset, deque, types.MappingProxyType, collections.UserDict, collections.UserList,
+    collections.ChainMap,
+)  # fmt: skip
 
 FUNCTIONS = frozenset(
     [

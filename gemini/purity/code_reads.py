@@ -75,6 +75,7 @@ class CodeReads(NamedTuple):
     stored_globals: frozenset[str]
     stored_cells: frozenset[str]  # variables around the function that it assigns
     stores_self: bool  # it sets attributes of its first argument
+    stored_attributes: frozenset[str]  # attributes that it sets, of objects that it got from elsewhere
 
 
 @functools.lru_cache(maxsize=16_384)
@@ -111,6 +112,7 @@ class _Reader:
         self._globals: set[str] = set()
         self._cells: set[str] = set()
         self._stores_self = False
+        self._stored: set[str] = set()
         self._line = _Line()
         self._aliases: dict[str, set[NameChain]] = defaultdict(set)  # what local variables may stand for
         self._changed_locals: set[str] = set()
@@ -129,6 +131,7 @@ class _Reader:
         return CodeReads(
             frozenset(self._chains), frozenset(self._attributes), frozenset(strings), is_dynamic,
             frozenset(self._globals), frozenset(self._cells), self._stores_self,
+            frozenset(self._stored | (strings if "setattr" in named or "__setattr__" in named else set())),
         )  # fmt: skip
 
     def _read_one(self, code: types.CodeType, *, is_outer: bool) -> None:
@@ -213,6 +216,8 @@ class _Reader:
             self._attributes.add(step.argval)
             line = self._line.chains
             extended = [one._replace(names=one.names[:-1]) for one in line if one.names[-1] == step.argval]
+            if not (current or extended) or any(one.root in ("local", "default") for one in (current, *extended) if one):
+                self._stored.add(step.argval)
             for owner in extended if current is None else [current]:
                 if owner.names:
                     self._note_change(owner)

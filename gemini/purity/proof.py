@@ -1,8 +1,8 @@
 """Purity proof: which modules of a model are pure, and the values on which that depends.
 
 A module whose class is of a trusted library is pure, unless the script has given it functions or objects of its own (an
-activation function): these are followed. A module of any other class is followed from its forward. Children are
-modules of their own: one impure module leaves the proof of the others as it is.
+activation function), or names attributes of it: these are followed. A module of any other class is followed from its
+forward. All modules are followed at once: code of one may call methods of another.
 """
 
 from __future__ import annotations
@@ -14,10 +14,9 @@ import torch
 from torch import nn
 
 from gemini.purity.allowances import PLAIN
-from gemini.purity.reach import Reach, is_followed, is_held_by_script
+from gemini.purity.reach import Reach
 from gemini.purity.value_watch import WatchedValue
 
-_INTERNAL = frozenset(vars(nn.Module()))
 _MAX_DEPTH = 8  # of nested containers
 
 
@@ -30,14 +29,13 @@ class PurityProof(NamedTuple):
 
 def prove_purity(model: nn.Module) -> PurityProof:
     """Follow the code of a model and its submodules. Nothing of it is run."""
-    own = {id(one) for parts in (model.modules, model.parameters, model.buffers) for one in parts()}
-    entries: dict[int, WatchedValue] = {}
-    for reach in _reaches(model, own):
-        reach.run()
-        if reach.reason:
-            return PurityProof(reach.reason, [])
-        entries |= reach.entries
-    return PurityProof("", [*entries.values()])
+    reach = Reach({id(one) for parts in (model.modules, model.parameters, model.buffers) for one in parts()})
+    for part in model.modules():
+        reach.add_module(part)
+    for tensor in (*model.parameters(), *model.buffers()):
+        reach.add_tensor(tensor)
+    reach.run()
+    return PurityProof(reach.reason, [] if reach.reason else [*reach.entries.values()])
 
 
 def find_impure_argument(values: Iterable[Any]) -> str:
@@ -59,23 +57,3 @@ def _objects_in(values: Iterable[Any], depth: int) -> Iterator[Any]:
             yield from _objects_in(value.values() if isinstance(value, dict) else value, depth - 1)
         else:
             yield value
-
-
-def _reaches(model: nn.Module, own: set[int]) -> Iterator[Reach]:
-    """Yield what to follow: once per class, with all its modules."""
-    by_class: dict[type, list[nn.Module]] = {}
-    for part in model.modules():
-        by_class.setdefault(type(part), []).append(part)
-    for kind, parts in by_class.items():
-        reach = Reach(own)
-        if is_followed(kind.__module__):
-            for part in parts:
-                reach.add_module(part)
-            yield reach
-            continue
-        held = [(key, value) for part in parts for key, value in vars(part).items() if key not in _INTERNAL]
-        found = [(key, value) for key, value in held if is_held_by_script(value)]
-        for key, value in found:
-            reach.add_value(f"{kind.__name__}.{key}", value, is_own=True)
-        if found:
-            yield reach

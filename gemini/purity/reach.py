@@ -17,8 +17,11 @@ from __future__ import annotations
 
 import argparse
 import builtins
+import collections
 import functools
+import inspect
 import io
+import operator
 import sys
 import types
 from collections import deque
@@ -50,19 +53,14 @@ _COMPILED = (
     types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, types.MethodWrapperType,
     types.ClassMethodDescriptorType, types.GetSetDescriptorType, types.MemberDescriptorType,
 )  # fmt: skip
-_MUTABLE = (list, dict, set, deque, bytearray, np.ndarray, torch.Tensor)
+_MUTABLE = (
+    list, dict, set, deque, bytearray, np.ndarray, torch.Tensor, collections.UserDict, collections.UserList,
+    collections.ChainMap,
+)  # fmt: skip
 _SLOTS = (types.GetSetDescriptorType, types.MemberDescriptorType)
 _NAMESPACES = (types.SimpleNamespace, argparse.Namespace)
-_MADE = frozenset(["__init__", "__new__", "__post_init__"])  # run on a new object
-_IMPLIED = frozenset({  # called by code that does not name them
-    "__call__", "__getattr__", "__getattribute__", "__getitem__", "__len__", "__iter__", "__next__",
-    "__contains__", "__bool__", "__float__", "__int__", "__index__", "__neg__", "__add__", "__radd__", "__sub__",
-    "__rsub__", "__mul__", "__rmul__", "__truediv__", "__rtruediv__", "__pow__", "__rpow__", "__matmul__",
-    "__rmatmul__", "__eq__", "__hash__", "__enter__", "__exit__", "__torch_function__", "__del__", "__get__", "__lt__",
-    "__le__", "__gt__", "__ge__", "__ne__", "__abs__", "__invert__", "__mod__", "__floordiv__", "__iadd__", "__isub__",
-    "__imul__", "__and__", "__or__", "__xor__", "__missing__", "__reversed__", "__array__", "__torch_dispatch__",
-    "__format__", "__str__", "__round__", "__class_getitem__", "__init_subclass__", "__instancecheck__",
-})  # fmt: skip
+_MADE = frozenset(["__init__", "__new__", "__post_init__", "__init_subclass__", "__set_name__"])  # run on a new object
+_UNUSED = frozenset(["__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__getnewargs__", "__getnewargs_ex__"])
 _FUNCTION_PARTS = frozenset(["forward", "backward", "setup_context", "jvp", "vmap"])  # of an autograd function
 _INTERNAL = frozenset(vars(nn.Module()))
 
@@ -78,6 +76,8 @@ class Reach:
         self._names: set[str] = {"forward", "__call__", "__getattr__", "__getattribute__", "__setattr__"}
         self._takes_any = False  # some code takes attributes by computed names
         self._asked: set[str] = set()  # attributes that code takes by strings, and that may be missing
+        self._stored: set[str] = set()  # attributes that code sets, of unknown objects
+        self._read: dict[str, str] = {}  # attributes of objects that the model does not own, with a text for each
         self._seen: set[int] = set()
         self._kept: list[Any] = []  # what `_seen` identifies
         self._functions: list[tuple[types.FunctionType, type | None]] = []
@@ -89,9 +89,17 @@ class Reach:
 
     # ── starts ─────────────────────────────────────────────────────────────────────────────────────────────────────
     def add_module(self, module: nn.Module) -> None:
-        """Add the forward of a module and its own attributes."""
-        self._add_class(type(module))
+        """Add the forward of a module and its own attributes; a module of a library only calls what the script gave it."""
         self._objects.append(("self", module, True))
+        self._add_class(type(module))
+        for name, value in vars(module).items():
+            if name not in _INTERNAL and is_held_by_script(value):
+                self.add_value(f"{type(module).__name__}.{name}", value, is_own=True)
+
+    def add_tensor(self, tensor: torch.Tensor) -> None:
+        """Add the attributes of a parameter or buffer, and its class."""
+        self._objects.append((type(tensor).__name__, tensor, True))
+        self._add_class(type(tensor))
 
     def add_value(self, name: str, value: Any, *, is_own: bool) -> None:
         """Add a value that code uses."""
@@ -110,16 +118,24 @@ class Reach:
                 self._visit_object(*one)
             if not self._functions and before == (len(self._done), len(self._seen), len(self._names)):
                 break
+        for name in sorted(self._stored & self._read.keys()):
+            self._refuse(f"may change {self._read[name]}")
         return self
 
     # ── functions ──────────────────────────────────────────────────────────────────────────────────────────────────
     def _follow(self, function: types.FunctionType, kind: type | None) -> None:
+        self._reach(function.__name__, getattr(function, "__wrapped__", None), is_own=False)
+        if not is_followed(function.__globals__.get("__name__")):  # a decorator of a library calls what it holds
+            for name, held in cells(function).items():
+                self._reach(name, held, is_own=False)
+            return
         self._where = function.__qualname__.replace("<locals>.", "")
         reads = read_code(function.__code__)
         self._names |= reads.attributes | reads.strings
         if denied := reads.attributes & DENIED_METHODS:
             self._refuse(f"calls {min(denied)}")
         self._asked |= reads.strings
+        self._stored |= reads.stored_attributes
         self._takes_any = self._takes_any or reads.is_dynamic
         if reads.stored_globals:
             self._refuse(f"assigns the global {min(reads.stored_globals)}")
@@ -140,7 +156,6 @@ class Reach:
             elif chain.root == "default" and chain.names[0] in defaults:
                 self._descend(chain, defaults[chain.names[0]])
         self._objects.append((function.__name__, function, False))
-        self._reach(function.__name__, getattr(function, "__wrapped__", None), is_own=False)
 
     def _resolve_global(self, function: types.FunctionType, chain: NameChain) -> None:
         space, name = function.__globals__, chain.names[0]
@@ -180,9 +195,14 @@ class Reach:
             if is_followed(module.__name__) or isinstance(value, (*_MUTABLE, *PLAIN)):
                 self._note(text, ValueLocation(vars(module), name))
             if not is_followed(module.__name__):
-                if is_allowed(f"{module.__name__}.{name}"):
+                if is_allowed(f"{module.__name__}.{name}") and not _is_of_script(value):
+                    held = inspect.getattr_static(value, rest[0], MISSING) if rest else MISSING
+                    if _is_of_script(held):
+                        self._reach(f"{text}.{rest[0]}", held, is_own=False)
                     return
-                if is_denied(f"{module.__name__}.{name}") and not is_global_generator(getattr(value, "__self__", None)):
+                is_state = isinstance(value, _MUTABLE) and not is_of_library(module.__name__)  # of this process: sys.argv
+                is_generator = is_global_generator(getattr(value, "__self__", None))
+                if is_state or (is_denied(f"{module.__name__}.{name}") and not is_generator):
                     self._refuse_value(text, f"{module.__name__}.{name}")
         if value is MISSING:
             return
@@ -245,6 +265,7 @@ class Reach:
                     continue
                 self._done.add((id(value), name))
                 if not is_own:
+                    self._read.setdefault(name, f"{text}.{name}")
                     place = ValueLocation(value, name, vars if read is members else read)
                     self._note(f"{text}.{name}", place)
                 self._reach(f"{text}.{name}", found[name], is_own=is_own)
@@ -254,7 +275,7 @@ class Reach:
     def _check_object_writes(self, text: str, value: Any) -> None:
         """Refuse methods in reach that change an object which the model does not own."""
         for kind in type(value).__mro__ if is_followed(type(value).__module__) else ():
-            for name in (self._names | _IMPLIED) & vars(kind).keys() - _MADE:
+            for name in (self._names | _implied(vars(kind))) & vars(kind).keys() - _MADE:
                 for reads in (read_code(one.__code__) for one in functions_of(vars(kind)[name])):
                     if _changes_self(reads, value):
                         self._refuse(f"calls {text}.{name}, which changes it")
@@ -272,14 +293,14 @@ class Reach:
         """Return the names in a table that code in reach uses."""
         if self._takes_all:
             return sorted(name for name in table if name[:2] != "__" or name in self._names)
-        names = (self._names - _MADE) | more
+        names = (self._names - _MADE) | more | _implied(table)
         if not self._takes_any:
             return sorted(names & table.keys())
         return sorted(name for name in table if name in names or not (name[:2] == "__" or _is_code(table[name])))
 
     # ── values ─────────────────────────────────────────────────────────────────────────────────────────────────────
     def _reach(self, text: str, value: Any, *, is_own: bool, change: Change = Change.READ) -> None:
-        if self.reason or isinstance(value, PLAIN):
+        if self.reason or _is_plain(value):
             return
         if _may_change(value, change) and not is_own and not self._is_own(value):
             self._refuse(f"changes {text}")
@@ -306,7 +327,7 @@ class Reach:
     def _reach_items(self, text: str, value: Any, is_own: bool) -> None:
         items: Iterable[Any] = (*value, *value.values()) if isinstance(value, Mapping) else value
         for item in items:
-            if not isinstance(item, PLAIN):
+            if not _is_plain(item):
                 self._reach(f"an item of {text}", item, is_own=is_own)
         if type(value) not in CONTAINERS and is_followed(type(value).__module__):
             self._add_object(text, value, is_own)
@@ -315,10 +336,11 @@ class Reach:
         if isinstance(value, _MEMOIZED):
             self._reach(text, value.__wrapped__, is_own=is_own)
         elif isinstance(value, functools.partial):
+            self._names |= {part for part in value.args if isinstance(part, str)}  # partial(getattr, options, "tau")
             for part in (value.func, *value.args, *value.keywords.values()):
                 self._reach(text, part, is_own=is_own)
         elif isinstance(value, types.FunctionType):
-            if is_followed(value.__module__):
+            if is_followed(value.__module__) or (value.__closure__ and not is_of_library(value.__module__)):
                 self._functions.append((value, None))
             elif not is_of_library(value.__module__) and not is_allowed(f"{value.__module__}.{value.__name__}"):
                 self._refuse_value(text, f"{value.__module__}.{value.__qualname__}")
@@ -343,11 +365,10 @@ class Reach:
 
     def _reach_class(self, text: str, kind: type) -> None:
         if is_followed(kind.__module__):
-            self._names |= _IMPLIED
             self._names |= _FUNCTION_PARTS if issubclass(kind, torch.autograd.Function) else frozenset()
             self._add_class(kind)
-            self._made.update(kind.__mro__)
             self._add_class(type(kind))
+            self._made.update(kind.__mro__)
         elif not (is_allowed(f"{kind.__module__}.{kind.__qualname__}") or is_value_type(kind)):
             self._refuse_value(text, f"{kind.__module__}.{kind.__qualname__}")
 
@@ -362,9 +383,10 @@ class Reach:
         if isinstance(value, types.ModuleType):
             if is_followed(value.__name__) or not (is_allowed(value.__name__) or is_of_library(value.__name__)):
                 self._objects.append((text, value, is_own))
-        elif isinstance(value, torch.Tensor):
+        elif isinstance(value, torch.Tensor) and not is_followed(kind.__module__):
             if value.requires_grad and not is_own:
                 self._refuse(f"reads {text}, which requires a gradient and is not part of the model")
+            self._objects += [(text, value, is_own)] if members(value) else []
         elif is_global_generator(value):
             return
         elif isinstance(value, np.ndarray):
@@ -372,6 +394,8 @@ class Reach:
                 self._refuse_value(text, "an array of Python objects or of a file")
         elif _is_object(value) and not isinstance(value, io.IOBase):
             self._add_object(text, value, is_own)
+        elif kind in (operator.attrgetter, operator.methodcaller):
+            self._names |= {name for part in value.__reduce__()[1] for name in str(part).split(".")}
         elif isinstance(value, Iterator) or not is_value_type(kind):
             self._refuse_value(text, f"{kind.__module__}.{kind.__qualname__}")
         elif is_of_library(kind.__module__):  # its methods are trusted, its attributes may change: a configuration
@@ -379,7 +403,6 @@ class Reach:
 
     def _add_object(self, text: str, value: Any, is_own: bool) -> None:
         self._objects.append((text, value, is_own))
-        self._names |= _IMPLIED
         self._add_class(type(value))
 
     def _is_own(self, value: Any) -> bool:
@@ -428,6 +451,17 @@ def _may_change(value: Any, change: Change) -> bool:
     return bool(change) and (isinstance(value, (*_MUTABLE, types.ModuleType)) or _is_object(value))
 
 
+def _is_plain(value: Any) -> bool:
+    """Return whether a value never changes, and runs no code of the script: that of a subclass, or of an enumeration."""
+    return isinstance(value, PLAIN) and not is_followed(type(value).__module__)
+
+
+def _implied(table: Mapping[str, Any]) -> set[str]:
+    """Return the special methods in a table of a class, which code calls without naming them."""
+    found = {name for name in table if name[:2] == name[-2:] == "__"} - _MADE - _UNUSED
+    return {name for name in found if _is_code(table[name])}
+
+
 def _is_code(member: Any) -> bool:
     return any(True for _ in functions_of(member)) or isinstance(member, (staticmethod, classmethod))
 
@@ -442,6 +476,17 @@ def _defaults(function: types.FunctionType) -> dict[str, Any]:
     code, values = function.__code__, function.__defaults__ or ()
     names = code.co_varnames[: code.co_argcount]
     return {**dict(zip(names[len(names) - len(values) :], values, strict=False)), **(function.__kwdefaults__ or {})}
+
+
+def _is_of_script(value: Any) -> bool:
+    """Return whether a value under a name of a library may have been put there by the script."""
+    if value is MISSING or isinstance(value, (types.ModuleType, property, staticmethod, classmethod, *_COMPILED)):
+        return False
+    if isinstance(value, (types.FunctionType, type)):
+        return is_followed(value.__module__)
+    kind = type(value)
+    is_known = is_allowed(f"{kind.__module__}.{kind.__qualname__}") or is_value_type(kind)
+    return isinstance(value, CONTAINERS) or not (_is_plain(value) or is_known)
 
 
 def is_held_by_script(value: Any) -> bool:

@@ -203,11 +203,14 @@ def _place(model: nn.Module, managed: ManagedModel, first_call: FirstCallTrace) 
 def _first_call(model: nn.Module, managed: ManagedModel, args: Any, kwargs: Any) -> Any:
     """Trace a call. Modules are placed before the next, so that parts that backward runs again run locally too."""
     first_call = FirstCallTrace(model)
+    managed.guards.reads.check(model)  # values that the call changes are marked as changed by the check after it
     try:
         _state.first_call = first_call
         result = first_call.run(lambda: ORIGINAL_CALL(model, *args, **kwargs))
     finally:
         _state.first_call = None
+    managed.guards.reads.check(model)
+    managed.guards.reads.refresh()  # the call may have added attributes
     first_call.finish()
     managed.first_call = first_call
     return result

@@ -213,7 +213,7 @@ class PlanTable:
         shapes = tuple(tuple(tensor.shape) for tensor in call.tensors)
         began = time.perf_counter()
         self.attributes.materialize(model)
-        contents = ContentsSnapshot(call.shared_arguments)
+        contents = ContentsSnapshot([*call.shared_arguments, *self.managed.guards.reads.values()])
         try:
             try:
                 with run_locally(), without_hooks(model), preserve_rng_state():
@@ -222,7 +222,7 @@ class PlanTable:
             finally:
                 changed = contents.restore()
             if changed:
-                raise UnplannableError(f"it modifies its arguments: {changed}")
+                raise UnplannableError(f"it modifies its arguments, or values outside the model: {changed}")
             self._check(plan)
         except ScheduleError:  # the requested schedule is impossible: the user must know
             raise

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from gemini.guards.module_state import ModuleState
+from gemini.guards.reached_values import ReachedValues
 from gemini.runtime.argument_mutations import ArgumentObjects, Contents
 from gemini.runtime.placeholder_tensors import PLACEHOLDER_USED, PlaceholderUse
 from gemini.runtime.transport.serialization import ClassTable
@@ -63,6 +64,7 @@ class SideEffectCheck:
         self.buffers = BufferWrites(module)
         self.memory = TensorBackup([*module.parameters(), *self.buffers.buffers])
         self.snapshot = ModuleState(module)
+        self.reads = WorkerReads(module)
         self.arguments = ArgumentObjects((), {}, classes)  # mutable objects of the last call
         self.changes: dict[int, Contents] = {}  # and their changes
         self._saved: list[tuple[int, torch.Tensor]] = []  # buffers before the last call
@@ -120,7 +122,19 @@ class SideEffectCheck:
             return "it changes an object among its arguments, and raises"
         self.changes = changes
         changed = self.snapshot.find_change()
-        return f"in its forward {changed}" if changed else ""
+        return f"in its forward {changed}" if changed else self.reads.find_change()
+
+
+class WorkerReads:
+    """The values outside a module that its code reads, as this worker has them: its forward must not change them."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module, self._values = module, ReachedValues()
+        self._is_proven = not self._values.check(module)
+
+    def find_change(self) -> str:
+        """Return what has changed since the worker received the module; '' if nothing has."""
+        return (self._values.check(self._module) or "") if self._is_proven else ""
 
 
 class TensorBackup:

@@ -21,7 +21,7 @@ from gemini.autograd_engine import edge_of
 from gemini.guards.module_state import ModuleState
 from gemini.pipe.value_routes import name_outputs
 from gemini.runtime.worker.module_server import InputBoundary
-from gemini.runtime.worker.side_effect_check import BufferWrites, Refusal
+from gemini.runtime.worker.side_effect_check import BufferWrites, Refusal, WorkerReads
 
 if TYPE_CHECKING:
     from gemini.codegen.stage_interface import Interface
@@ -55,7 +55,7 @@ class LiveStage:
         self.trained = [parameter.requires_grad for parameter in self.parameters]
         self.buffers = BufferWrites(module)
         self.written: set[str] | None = None  # inputs that it writes; None: not known yet
-        self.snapshot = ModuleState(module)
+        self.snapshot, self.reads = ModuleState(module), WorkerReads(module)
 
     def apply_state(self, training: Iterable[bool], trained: Iterable[bool]) -> None:
         """Apply training flags and frozen parameters."""
@@ -126,7 +126,7 @@ class LiveStage:
         if self.buffers.written is None:
             self.buffers.written = {at for at, _ in self.buffers.find_written(saved)}
         self.set_shares([1.0] * len(getattr(self.module, "shares", ())))  # as installed
-        changed = self.snapshot.find_change()
+        changed = self.snapshot.find_change() or self.reads.find_change()
         if changed:
             self.snapshot.take()
             raise Refusal(f"in stage {self.number} {changed}")
