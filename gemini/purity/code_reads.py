@@ -216,7 +216,9 @@ class _Reader:
             self._attributes.add(step.argval)
             line = self._line.chains
             extended = [one._replace(names=one.names[:-1]) for one in line if one.names[-1] == step.argval]
-            if not (current or extended) or any(one.root in ("local", "default") for one in (current, *extended) if one):
+            if not (current or extended) or any(
+                one.root in ("local", "default") for one in (current, *extended) if one
+            ):
                 self._stored.add(step.argval)
             for owner in extended if current is None else [current]:
                 if owner.names:

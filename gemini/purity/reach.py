@@ -46,7 +46,16 @@ from gemini.purity.allowances import (
 )
 from gemini.purity.bytecode import functions_of
 from gemini.purity.code_reads import Change, CodeReads, NameChain, read_code
-from gemini.purity.value_watch import MISSING, ValueLocation, WatchedValue, cells, find_incomparable, members, slots, watch
+from gemini.purity.value_watch import (
+    MISSING,
+    ValueLocation,
+    WatchedValue,
+    cells,
+    find_incomparable,
+    members,
+    slots,
+    watch,
+)
 
 _MEMOIZED = functools._lru_cache_wrapper
 _COMPILED = (
@@ -60,7 +69,9 @@ _MUTABLE = (
 _SLOTS = (types.GetSetDescriptorType, types.MemberDescriptorType)
 _NAMESPACES = (types.SimpleNamespace, argparse.Namespace)
 _MADE = frozenset(["__init__", "__new__", "__post_init__", "__init_subclass__", "__set_name__"])  # run on a new object
-_UNUSED = frozenset(["__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__getnewargs__", "__getnewargs_ex__"])
+_UNUSED = frozenset(
+    ["__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__getnewargs__", "__getnewargs_ex__"]
+)
 _FUNCTION_PARTS = frozenset(["forward", "backward", "setup_context", "jvp", "vmap"])  # of an autograd function
 _INTERNAL = frozenset(vars(nn.Module()))
 
@@ -200,7 +211,9 @@ class Reach:
                     if _is_of_script(held):
                         self._reach(f"{text}.{rest[0]}", held, is_own=False)
                     return
-                is_state = isinstance(value, _MUTABLE) and not is_of_library(module.__name__)  # of this process: sys.argv
+                is_state = isinstance(value, _MUTABLE) and not is_of_library(
+                    module.__name__
+                )  # of this process: sys.argv
                 is_generator = is_global_generator(getattr(value, "__self__", None))
                 if is_state or (is_denied(f"{module.__name__}.{name}") and not is_generator):
                     self._refuse_value(text, f"{module.__name__}.{name}")
@@ -256,8 +269,8 @@ class Reach:
     def _visit_object(self, text: str, value: Any, is_own: bool) -> None:
         """Visit the attributes of an object that code names."""
         for root in {kind.__module__.partition(".")[0] for kind in type(value).__mro__} & STATEFUL.keys():
-            if found := self._names & STATEFUL[root] - members(value).keys():
-                self._refuse_value(f"{text}.{min(found)}", f"of {root}")
+            if stateful := self._names & STATEFUL[root] - members(value).keys():
+                self._refuse_value(f"{text}.{min(stateful)}", f"of {root}")
         for read in (members, slots):
             found = read(value)
             for name in self._named(found):

@@ -213,7 +213,9 @@ def find_difference(one: Any, other: Any, where: str = "record") -> str:
         parts = (find_difference(a, b, f"{where}[{n}]") for n, (a, b) in enumerate(zip(one, other)))
         return next(filter(None, parts), "")
     if isinstance(one, (float, np.floating)):
-        return "" if abs(one - other) <= 1e-9 * max(abs(one), 1e-3) or one != one else f"{where}: {one!r} became {other!r}"
+        return (
+            "" if abs(one - other) <= 1e-9 * max(abs(one), 1e-3) or one != one else f"{where}: {one!r} became {other!r}"
+        )
     return "" if one == other else f"{where}: {one!r:.300} became {other!r:.300}"
 
 

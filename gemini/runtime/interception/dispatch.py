@@ -133,7 +133,6 @@ def _call_model(model: nn.Module, managed: ManagedModel, args: Any, kwargs: Any)
         if are_computed([*model.parameters()]):  # temporary, as in functional_call
             return _run_local(model, args, kwargs)
         if managed.first_call is None or managed.first_call.waits_for_backward:
-            managed.guards.reads.check(model)  # records values before the first run, which may change some
             return _first_call(model, managed, args, kwargs)
         _place(model, managed, managed.first_call)
         if _check_local(model, managed) is not None:  # by the workers' class attributes, or their loss

@@ -91,7 +91,9 @@ def main(manage, record):
     record.append(("seen", {seen}))
     record.append(("states", torch.get_rng_state(), str(np.random.get_state()), random.getstate()))
 """
-_STEP = "optimizer.zero_grad()\nloss = {loss}\nloss.backward()\noptimizer.step()\nrecord.append(('loss', loss.item()))\n"
+_STEP = (
+    "optimizer.zero_grad()\nloss = {loss}\nloss.backward()\noptimizer.step()\nrecord.append(('loss', loss.item()))\n"
+)
 _LOSS = "criterion(model(x{call}), y)"
 _PLAIN = _STEP.replace("{loss}", _LOSS)
 _EVALUATION = "model.eval()\nwith torch.no_grad():\n    record.append(('evaluated', model(x{call}).sum().item()))\nmodel.train()\n"
@@ -146,12 +148,21 @@ def generate(seed: int, family: int, count: int) -> Iterator[Program]:
 
 
 def compose(
-    name: str, effect: Effect, place: Place, access: str, route: Route, position: str, training: str, chance: random.Random
+    name: str,
+    effect: Effect,
+    place: Place,
+    access: str,
+    route: Route,
+    position: str,
+    training: str,
+    chance: random.Random,
 ) -> Program:
     """Return the program of these pieces."""
     helper_name = f"{name}_helper"
     place = place if effect.make else Place("")
-    title = f"{FAMILIES[effect.family]}: {effect.name} | {place.ref} | {access} | {route.name} | {position} | {training}"
+    title = (
+        f"{FAMILIES[effect.family]}: {effect.name} | {place.ref} | {access} | {route.name} | {position} | {training}"
+    )
     code, helper = _fill(place.code, effect.make, helper_name), _fill(place.helper, effect.make, helper_name)
     access = access if effect.make else "named"
     parts = [
@@ -160,7 +171,12 @@ def compose(
         route.code, _write_block(effect, place, route, position), _write_model(route, chance),
         _write_main(effect, place, route, position, training, chance),
     ]  # fmt: skip
-    helper_text = IMPORTS + (effect.code if place.helper else "") + helper + "def pass_on(function, *args):\n    return function(*args)\n"
+    helper_text = (
+        IMPORTS
+        + (effect.code if place.helper else "")
+        + helper
+        + "def pass_on(function, *args):\n    return function(*args)\n"
+    )
     source = "\n\n".join(parts).replace("{program}", name).replace("{helper}", helper_name)
     return Program(name, title, source, helper_text, chance.choice(("auto", "auto", "auto", "none")))
 
