@@ -146,9 +146,9 @@ class _TensorContents:
 
     def are_those_of(self, tensor: torch.Tensor) -> bool:
         """Return whether a tensor still has them."""
-        return (tensor.is_inference() or tensor._version == self._version) and (
-            self._copy is None or _are_equal_tensors(self._copy, tensor.detach())
-        )
+        if not tensor.is_inference() and tensor._version != self._version:
+            return False
+        return self._copy is None or _are_equal_tensors(self._copy, tensor.detach())
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -156,7 +156,7 @@ class _TensorContents:
 def _are_equal_tensors(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
     if one is None or other is None:
         return one is other
-    return one.dtype == other.dtype and one.device == other.device and torch.equal(one, other)
+    return bool(one.dtype == other.dtype and one.device == other.device and torch.equal(one, other))
 
 
 class ValueSnapshot:

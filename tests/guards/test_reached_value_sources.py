@@ -133,7 +133,9 @@ def in_a_table() -> Case:
 
 
 CASES = [
-    around_a_method, around_a_function, attribute_of_a_function, slot, module_with_getattr, imported_inside, object_that_is_asked, attribute_by_a_string, attribute_that_is_set_later,
+    around_a_method, around_a_function, attribute_of_a_function, slot, module_with_getattr, imported_inside,
+    object_that_is_asked, attribute_by_a_string,
+    attribute_that_is_set_later,
     inside_a_partial, in_a_table,
 ]  # fmt: skip
 

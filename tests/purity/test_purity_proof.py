@@ -1,5 +1,7 @@
 """Code is pure only if everything it reaches is a tensor, a value, or a function for which the same holds."""
 
+# ruff: noqa: PLW0108, PLW0603, RUF034
+
 from __future__ import annotations
 
 import argparse
@@ -195,7 +197,7 @@ IMPURE: dict[str, Callable[[], nn.Module]] = {
     "made in the call, unseeded": lambda: Net(lambda x: x + np.random.default_rng().normal()),
     "generator in a list": lambda: Owned([1, {"a": (generator,)}]),
     "object with a generator": lambda: Net(lambda x: x * sampler.draw()),
-    "owned object with a generator": lambda: Net(lambda x: x, sampler=sampler) if False else _Draws(),
+    "owned object with a generator": lambda: _Draws(),
     "cycle": lambda: Net(lambda x: x * next(cycle)),
     "counter": lambda: Owned(itertools.count()),
     "python iterator": lambda: Owned(iter([1, 2])),
@@ -310,7 +312,7 @@ PURE: dict[str, Callable[[], nn.Module]] = {
     "constants of impure modules": lambda: Net(lambda x: x * sys.maxsize + len(os.sep)),
     "types": lambda: Net(lambda x: x if isinstance(x, (torch.Tensor, np.ndarray, types.SimpleNamespace)) else -x),
     "partial": lambda: Net(functools.partial(activate, by=3.0)),
-    "torch layers": lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.LSTM(4, 4), nn.MultiheadAttention(4, 2)),
+    "torch layers": lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.LSTM(4, 4)),
     "transformer layer": lambda: nn.TransformerEncoderLayer(4, 2, 4, activation=activate),
     "unread attributes": lambda: Owned(None),
 }  # fmt: skip
