@@ -52,7 +52,7 @@ def add_variants(graph: Graph, model: nn.Module) -> Graph:
 
 
 def _capture_once(model: nn.Module, args: Any, kwargs: Any, leaf_policy: LeafPolicy, options: CaptureOptions) -> Graph:
-    if reason := prove_purity(model).reason or find_impure_argument((args, kwargs)):
+    if reason := prove_purity(model).reason or find_impure_argument((args, kwargs), model):
         raise CaptureError(
             f"capture runs a model several times, and this one is no function of its tensors: {reason}\n"
             "    → move that out of forward, or pass its result as an argument"

@@ -10,13 +10,12 @@ Modules whose code is not proven pure (`gemini.purity`) always do.
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import nn
 
 from gemini.guards.base import ChangeGuard
 from gemini.purity.proof import prove_purity
-from gemini.purity.value_watch import ValueSnapshot, WatchedValue
+from gemini.purity.value_watch import MISSING, ValueSnapshot, WatchedValue
+from gemini.snapshot.attribute_values import ContentsSnapshot
 
 
 class ReachedValues(ChangeGuard):
@@ -31,9 +30,9 @@ class ReachedValues(ChangeGuard):
         """Prove again at the next check: the script may have added modules, or functions to them."""
         self.entries, self._snapshot = None, None
 
-    def values(self) -> list[Any]:
-        """Return the values that the code reads now."""
-        return [entry.now() for entry in self.entries or ()]
+    def save(self) -> ReadsBackup:
+        """Save the values, to be restored after trial runs."""
+        return ReadsBackup(self.entries or [])
 
     def check(self, module: nn.Module) -> str | None:
         """Return why this code cannot run in a worker, nor in a trial run; None if it can."""
@@ -45,3 +44,22 @@ class ReachedValues(ChangeGuard):
             self._reason = f"its code reads {changed}, which the script changes" if changed else ""
             self._snapshot = None if changed else ValueSnapshot(self.entries)
         return self._reason or None
+
+
+class ReadsBackup:
+    """Values that code reads, as they were: contents of objects and containers, and attributes of classes."""
+
+    def __init__(self, entries: list[WatchedValue]) -> None:
+        found = [(entry, entry.now()) for entry in entries]
+        self._contents = ContentsSnapshot([value for _, value in found])
+        self._classes = [(entry, value) for entry, value in found if isinstance(entry.place_owner(), type)]
+
+    def restore(self) -> str:
+        """Restore the values; return the types of those that have changed, '' if none has."""
+        changed = [(entry, value) for entry, value in self._classes if entry.now() is not value]
+        for entry, value in changed:
+            if value is MISSING:
+                delattr(entry.place_owner(), entry.key)
+            else:
+                setattr(entry.place_owner(), entry.key, value)
+        return ", ".join(filter(None, (self._contents.restore(), "class" if changed else "")))

@@ -112,7 +112,11 @@ class AutoPolicy(ForcedPolicy):
         return nn.Module.__call__(model, *args, **kwargs)
 
     def _is_faster(self, model: nn.Module, trial: Trial, args: Any, kwargs: Any) -> bool:
+        from gemini.purity.proof import find_impure_argument, prove_purity
+
         single_ms = trial.step_ms
+        if reason := prove_purity(model).reason or find_impure_argument((args, kwargs), model):
+            return self.stay_local(model, reason)  # nothing may run it on trial
         self.discovery.stop_watching()
         try:
             least_ms = self._bound_ms(model, trial, args, kwargs)

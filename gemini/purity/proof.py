@@ -29,23 +29,31 @@ class PurityProof(NamedTuple):
 
 def prove_purity(model: nn.Module) -> PurityProof:
     """Follow the code of a model and its submodules. Nothing of it is run."""
+    reach = _start_at(model).run()
+    return PurityProof(reach.reason, [] if reach.reason else [*reach.entries.values()])
+
+
+def find_impure_argument(values: Iterable[Any], model: nn.Module) -> str:
+    """Return what is impure among the arguments of a call; '' if trial runs and workers may have copies of all."""
+    for value in _objects_in(values, _MAX_DEPTH):
+        reach = Reach(takes_all=True)
+        reach.add_value("an argument", value, is_own=True)
+        if not reach.run().reason and reach.follows_code:  # which the model may call with its own modules
+            reach = _start_at(model)
+            reach.add_value("an argument", value, is_own=True)
+            reach.run()
+        if reach.reason:
+            return reach.reason
+    return ""
+
+
+def _start_at(model: nn.Module) -> Reach:
     reach = Reach({id(one) for parts in (model.modules, model.parameters, model.buffers) for one in parts()})
     for part in model.modules():
         reach.add_module(part)
     for tensor in (*model.parameters(), *model.buffers()):
         reach.add_tensor(tensor)
-    reach.run()
-    return PurityProof(reach.reason, [] if reach.reason else [*reach.entries.values()])
-
-
-def find_impure_argument(values: Iterable[Any]) -> str:
-    """Return what is impure among the arguments of a call; '' if trial runs and workers may have copies of all."""
-    for value in _objects_in(values, _MAX_DEPTH):
-        reach = Reach(takes_all=True)
-        reach.add_value("an argument", value, is_own=True)
-        if reach.run().reason:
-            return reach.reason
-    return ""
+    return reach
 
 
 def _objects_in(values: Iterable[Any], depth: int) -> Iterator[Any]:

@@ -32,6 +32,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from gemini.ir.hook_tables import hook_tables
 from gemini.purity.allowances import (
     CONTAINERS,
     DENIED_METHODS,
@@ -85,9 +86,11 @@ class Reach:
         self._own = own  # modules and tensors of the model, by id
         self._takes_all = takes_all  # attributes and methods count whether or not code names them
         self._names: set[str] = {"forward", "__call__", "__getattr__", "__getattribute__", "__setattr__"}
+        self.follows_code = False  # some function has been followed
         self._takes_any = False  # some code takes attributes by computed names
         self._asked: set[str] = set()  # attributes that code takes by strings, and that may be missing
         self._stored: set[str] = set()  # attributes that code sets, of unknown objects
+        self._set = ""  # a set in reach
         self._read: dict[str, str] = {}  # attributes of objects that the model does not own, with a text for each
         self._seen: set[int] = set()
         self._kept: list[Any] = []  # what `_seen` identifies
@@ -103,9 +106,12 @@ class Reach:
         """Add the forward of a module and its own attributes; a module of a library only calls what the script gave it."""
         self._objects.append(("self", module, True))
         self._add_class(type(module))
-        for name, value in vars(module).items():
-            if name not in _INTERNAL and is_held_by_script(value):
-                self.add_value(f"{type(module).__name__}.{name}", value, is_own=True)
+        held = {
+            name: value for name, value in vars(module).items() if name not in _INTERNAL and is_held_by_script(value)
+        }
+        hooks = {"a hook": hook for table in hook_tables(module) for hook in table.values()}
+        for name, value in (*held.items(), *hooks.items()):
+            self.add_value(f"{type(module).__name__}.{name}", value, is_own=True)
 
     def add_tensor(self, tensor: torch.Tensor) -> None:
         """Add the attributes of a parameter or buffer, and its class."""
@@ -129,6 +135,8 @@ class Reach:
                 self._visit_object(*one)
             if not self._functions and before == (len(self._done), len(self._seen), len(self._names)):
                 break
+        if self._set and "pop" in self._names:  # which item that is depends on the earlier ones
+            self._refuse(f"pops from {self._set}")
         for name in sorted(self._stored & self._read.keys()):
             self._refuse(f"may change {self._read[name]}")
         return self
@@ -142,6 +150,7 @@ class Reach:
             return
         self._where = function.__qualname__.replace("<locals>.", "")
         reads = read_code(function.__code__)
+        self.follows_code = True
         self._names |= reads.attributes | reads.strings
         if denied := reads.attributes & DENIED_METHODS:
             self._refuse(f"calls {min(denied)}")
@@ -253,7 +262,7 @@ class Reach:
     def _visit_class(self, kind: type) -> None:
         """Visit the members of a class that code names, and note that it has none of those that it inherits."""
         inherited = {name for one in kind.__mro__[1:] for name in self._names & vars(one).keys()}
-        for name in inherited - vars(kind).keys():
+        for name in (inherited | self._asked_names()) - vars(kind).keys():
             self._note(f"{kind.__name__}.{name}", ValueLocation(kind, name, vars))
         for name in self._named(vars(kind), _MADE if kind in self._made else frozenset()):
             if (id(kind), name) in self._done or isinstance(vars(kind)[name], _SLOTS):
@@ -338,6 +347,7 @@ class Reach:
             self._reach_object(text, value, is_own)
 
     def _reach_items(self, text: str, value: Any, is_own: bool) -> None:
+        self._set = text if isinstance(value, set) else self._set
         items: Iterable[Any] = (*value, *value.values()) if isinstance(value, Mapping) else value
         for item in items:
             if not _is_plain(item):

@@ -83,9 +83,13 @@ class WatchedValue:
         self._is_weak, self._value = found is not None, value if found is None else found
         self.copied, self.inside = _fingerprint(value), _inside(value)
 
+    def place_owner(self) -> Any:
+        """Return the owner; None if it is gone."""
+        return self.owner() if self.is_weak else self.owner
+
     def now(self) -> Any:
         """Return the current value; GONE if its owner is, and with it all code that could read it."""
-        owner = self.owner() if self.is_weak else self.owner
+        owner = self.place_owner()
         return GONE if owner is None else self.read(owner).get(self.key, MISSING)
 
     def stable_table(self, stable: Container[int]) -> Mapping[Any, Any] | None:

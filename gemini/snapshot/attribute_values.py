@@ -22,6 +22,7 @@ import torch
 from torch import nn
 
 _CONTAINERS = (list, dict, set, deque)
+_PLAIN = (str, int, float, bool, type(None))  # subclasses may hold attributes
 _FIXED = (tuple, frozenset)  # immutable containers of possibly mutable items
 _LIBRARIES = (  # Gemini included
     *{sysconfig.get_path(one) + os.sep for one in ("stdlib", "purelib", "platlib")},
@@ -78,7 +79,7 @@ def _walk(value: Any) -> Iterator[tuple[Any, list[Any]]]:
     waiting = [value]
     while waiting and len(seen) < _MAX_ITEMS:
         one = waiting.pop()
-        if id(one) in seen or isinstance(one, (str, int, float, torch.Tensor)):
+        if id(one) in seen or type(one) in _PLAIN or isinstance(one, torch.Tensor):
             continue
         seen.add(id(one))
         found = [*_mutable_parts(one)]

@@ -335,9 +335,9 @@ def test_the_reason_names_function_and_value() -> None:
 
 @pytest.mark.parametrize("value", [generator, cycle, waiting, text, [generator], {"a": lock}, log, Sampler()])
 def test_impure_arguments_are_named(value: Any) -> None:
-    assert find_impure_argument([torch.ones(2), 3, value])
+    assert find_impure_argument([torch.ones(2), 3, value], Net(activate))
 
 
 @pytest.mark.parametrize("value", [None, 3, "a", [1, torch.ones(2)], {"a": (1, None)}, settings, Kind.A, activate])
 def test_plain_arguments_pass(value: Any) -> None:
-    assert find_impure_argument([value]) == ""
+    assert find_impure_argument([value], Net(activate)) == ""

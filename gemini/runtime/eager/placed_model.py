@@ -110,10 +110,11 @@ class PlacedModel:
         facts = (signature_of(bind(model, args, kwargs)), Region.current(), torch_flags.current_flags(), modes)
         if facts not in self._proofs:
             away = any(worker.device.where != self.shared_parameters.model_device for worker in self.pool.workers)
-            self._proofs[facts] = (
-                SplitProof("its workers are on another device") if away else prove_split(model, args, kwargs)
-            )
-            reason = self._proofs[facts].reason
+            reads = self.guards.reads.save()
+            proof = SplitProof("its workers are on another device") if away else prove_split(model, args, kwargs)
+            if changed := reads.restore():
+                proof = SplitProof(f"it modifies values outside the model: {changed}")
+            self._proofs[facts], reason = proof, proof.reason
             if reason:
                 self.say(f"{self.name} runs a batch as a single micro-batch, not in {self.micro_batches}: {reason}")
         return self._proofs[facts]

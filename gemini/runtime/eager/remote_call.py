@@ -72,7 +72,7 @@ class ModuleCall:
             if receives_code_with_parts(*self.arguments):  # type: ignore[misc]
                 raise RefusedError("an argument is a function that holds modules or tensors")
             args, kwargs = self.arguments  # type: ignore[misc]
-            if reason := find_impure_argument((*args, *kwargs.values())):
+            if reason := find_impure_argument((*args, *kwargs.values()), self.remote_module.module):
                 raise RefusedError(reason)
             self.body, given = pack(self.arguments, classes)
             if self.body != ONLY_TENSORS and not self.remote_module.needs_all:

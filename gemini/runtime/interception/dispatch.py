@@ -173,7 +173,7 @@ def _follow(pipelined: PipelinedModel, outcome: Outcome, model: nn.Module, forwa
 def _run_eager(model: nn.Module, managed: ManagedModel, forward: Any, args: Any, kwargs: Any) -> Any:
     """Run a call by eager dispatch: by micro-batches where that is proven, else the batch as one."""
     # A trial run, or micro-batches, would repeat the effects of impure code.
-    if not (managed.guards.reads.check(model) or find_impure_argument((args, kwargs))):
+    if not (managed.guards.reads.check(model) or find_impure_argument((args, kwargs), model)):
         with run_locally():
             proof = managed.prove_call(model, args, kwargs)
         if not proof.reason:
@@ -202,14 +202,14 @@ def _place(model: nn.Module, managed: ManagedModel, first_call: FirstCallTrace) 
 def _first_call(model: nn.Module, managed: ManagedModel, args: Any, kwargs: Any) -> Any:
     """Trace a call. Modules are placed before the next, so that parts that backward runs again run locally too."""
     first_call = FirstCallTrace(model)
-    managed.guards.reads.check(model)  # values that the call changes are marked as changed by the check after it
+    managed.guards.reads.check(model)  # records values before the first run, which may change some
     try:
         _state.first_call = first_call
         result = first_call.run(lambda: ORIGINAL_CALL(model, *args, **kwargs))
     finally:
         _state.first_call = None
-    managed.guards.reads.check(model)
-    managed.guards.reads.refresh()  # the call may have added attributes
+    managed.guards.reads.check(model)  # marks what the call has changed
+    managed.guards.reads.refresh()  # it may have added attributes
     first_call.finish()
     managed.first_call = first_call
     return result

@@ -143,7 +143,7 @@ class PipelinedModel:
         if reason := _find_obstacle(contents) or contents.hooks() or self._check_external_reads(model):
             return Eager(reason, args, kwargs)
         call = ModelCall(args, kwargs)
-        if reason := _find_unsendable(call.tensors) or find_impure_argument((args, kwargs)):
+        if reason := _find_unsendable(call.tensors) or find_impure_argument((args, kwargs), model):
             return Eager(reason, args, kwargs)
         kind, samples = self.plans.find(model, contents, call)
         reason = kind.reason

@@ -162,12 +162,15 @@ class PlanTable:
         before, began = kind.timings.apply_to(kind.plan), time.perf_counter()
         kind.timings.is_due = False
         kind.changes += 1
+        reads = self.managed.guards.reads.save()
         try:
             with run_locally(), without_hooks(model), preserve_rng_state():
                 plan = self.planner(model, args, kwargs, measured_plan=before)
             self._check(plan)
         except Exception:  # the present plan stays
             return
+        finally:
+            reads.restore()
         if plan is before:
             return
         if kind.plan is self.reported:
@@ -213,16 +216,18 @@ class PlanTable:
         shapes = tuple(tuple(tensor.shape) for tensor in call.tensors)
         began = time.perf_counter()
         self.attributes.materialize(model)
-        contents = ContentsSnapshot([*call.shared_arguments, *self.managed.guards.reads.values()])
+        contents, reads = ContentsSnapshot(call.shared_arguments), self.managed.guards.reads.save()
         try:
             try:
                 with run_locally(), without_hooks(model), preserve_rng_state():
                     probe = partial(measure_speeds, self.managed.pool)
                     plan = self.planner(model, *call.arguments(), measure_speeds=probe, **changes)
             finally:
-                changed = contents.restore()
+                changed, outside = contents.restore(), reads.restore()
             if changed:
-                raise UnplannableError(f"it modifies its arguments, or values outside the model: {changed}")
+                raise UnplannableError(f"it modifies its arguments: {changed}")
+            if outside:
+                raise UnplannableError(f"it modifies values outside the model: {outside}")
             self._check(plan)
         except ScheduleError:  # the requested schedule is impossible: the user must know
             raise
