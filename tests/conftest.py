@@ -28,7 +28,7 @@ DIST = (
     "cli/test_scripts_in_workers.py",
     "docs/",
     "guards/test_monkeypatches.py",
-    "guards/test_outside_values.py",
+    "guards/test_reached_values.py",
     "instrument/test_code_tree.py::test_the_tree_holds_all",
     "instrument/test_dsl_tensorflow.py::test_no_framework",
     "instrument/test_dump.py",

@@ -20,6 +20,7 @@ from torch import nn
 from gemini.capture.rng_use import names_rng
 from gemini.user_code import is_user_module
 
+MEMOIZED = functools._lru_cache_wrapper
 _CALL_DEPTH = 3  # nested calls that are searched
 
 
@@ -42,7 +43,7 @@ def uses_rng(cache: Any) -> bool:
 
     It is not called: it may be slow or have side effects.
     """
-    if not isinstance(cache, functools._lru_cache_wrapper) or not cache.cache_info().currsize:
+    if not isinstance(cache, MEMOIZED) or not cache.cache_info().currsize:
         return False
     return is_user_module(cache.__module__) and _may_use_rng(cache.__wrapped__, _CALL_DEPTH)
 
@@ -68,7 +69,7 @@ def _names(code: types.CodeType) -> Iterator[str]:
 
 def _takes_arguments(value: Any) -> bool:
     """Return whether a memoized function takes arguments: others (installed packages) do not depend on a call."""
-    code = getattr(value.__wrapped__, "__code__", None) if isinstance(value, functools._lru_cache_wrapper) else None
+    code = getattr(value.__wrapped__, "__code__", None) if isinstance(value, MEMOIZED) else None
     return code is not None and code.co_argcount > 0
 
 

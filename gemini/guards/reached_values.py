@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from torch import nn
 
+from gemini.capture.memoized import MEMOIZED, uses_rng
 from gemini.guards.base import ChangeGuard
 from gemini.purity.proof import prove_purity
 from gemini.purity.value_watch import MISSING, ValueSnapshot, WatchedValue
@@ -25,6 +26,7 @@ class ReachedValues(ChangeGuard):
         self.entries: list[WatchedValue] | None = None  # None: not proven yet
         self._reason = ""
         self._snapshot: ValueSnapshot | None = None
+        self._memoized: list[WatchedValue] = []
 
     def refresh(self) -> None:
         """Prove again at the next check: the script may have added modules, or functions to them."""
@@ -43,6 +45,9 @@ class ReachedValues(ChangeGuard):
             changed = next((entry.name for entry in self.entries if entry.has_changed()), "")
             self._reason = f"its code reads {changed}, which the script changes" if changed else ""
             self._snapshot = None if changed else ValueSnapshot(self.entries)
+            self._memoized = [entry for entry in self.entries if isinstance(entry.value, MEMOIZED)]
+        if not self._reason and (drawing := next((one.name for one in self._memoized if uses_rng(one.value)), "")):
+            self._reason = f"its code calls {drawing}, which caches random numbers"
         return self._reason or None
 
 

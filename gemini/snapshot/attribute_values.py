@@ -65,14 +65,6 @@ def generators(value: Any) -> list[torch.Generator]:
     return [one for one, _ in _walk(value) if isinstance(one, torch.Generator)]
 
 
-def holds_iterator(value: Any) -> bool:
-    """Return whether a value is or contains an iterator that cannot be restored: a counter, a generator, a file.
-
-    Objects of user classes can be restored.
-    """
-    return any(isinstance(one, Iterator) and not _may_hold_state(type(one).__module__) for one, _ in _walk(value))
-
-
 def _walk(value: Any) -> Iterator[tuple[Any, list[Any]]]:
     """Yield a value and everything it contains, at any depth, each with its mutable parts."""
     seen: set[int] = set()

@@ -7,10 +7,10 @@ import functools
 from typing import Any
 
 import torch
-from gemini.guards.globals_and_closures import ExternalReads
 from torch import nn
 
 from gemini.capture.memoized import find_caches, uses_rng
+from gemini.guards.reached_values import ReachedValues
 from gemini.runtime.transport.serialization import ClassTable, pack, unpack
 
 
@@ -74,11 +74,11 @@ def test_one_of_an_installed_package_travels_by_name() -> None:
 
 def test_one_that_draws_is_not_emptied_and_keeps_its_caller_at_home() -> None:
     for model in (Draws(4, 4), DrawsByMethod(4, 4)):
-        outside, x = ExternalReads(model), torch.randn(2, 4)
-        assert not outside.check(None)  # nobody has asked it yet
+        outside, x = ReachedValues(), torch.randn(2, 4)
+        assert not outside.check(model)  # nobody has asked it yet
         before = model(x)
         state = torch.get_rng_state()
-        assert "caches random numbers" in outside.check(None)
+        assert "caches random numbers" in outside.check(model)
         assert not any(uses_rng(cache) for cache in find_caches(model))
         assert torch.equal(state, torch.get_rng_state())
         assert torch.equal(before, model(x))
@@ -93,6 +93,6 @@ def test_it_may_return_dictionaries() -> None:
 def test_one_that_does_not_draw_is_in_nobodys_way() -> None:
     model = Reads(4, 4)
     model(torch.randn(2, 4))
-    assert not ExternalReads(model).check(None)
+    assert not ReachedValues().check(model)
     assert table in find_caches(model)
     assert not uses_rng(table)
