@@ -16,11 +16,12 @@ import torch
 from torch import nn
 
 from gemini.guards.module_state import ModuleState
-from gemini.guards.reached_values import ReachedValues
+from gemini.purity.proof import prove_purity
 from gemini.runtime.argument_mutations import ArgumentObjects, Contents
 from gemini.runtime.placeholder_tensors import PLACEHOLDER_USED, PlaceholderUse
 from gemini.runtime.transport.serialization import ClassTable
 from gemini.runtime.worker.host_rng_check import HostRngCheck
+from gemini.snapshot.attribute_values import ContentsSnapshot
 
 
 class Refusal(Exception):
@@ -129,12 +130,12 @@ class WorkerReads:
     """The values outside a module that its code reads, as this worker has them: its forward must not change them."""
 
     def __init__(self, module: nn.Module) -> None:
-        self._module, self._values = module, ReachedValues()
-        self._is_proven = not self._values.check(module)
+        self._contents = ContentsSnapshot(entry.now() for entry in prove_purity(module).entries)
 
     def find_change(self) -> str:
-        """Return what has changed since the worker received the module; '' if nothing has."""
-        return (self._values.check(self._module) or "") if self._is_proven else ""
+        """Return what the forward has changed, and restore it; '' if nothing has changed."""
+        changed = self._contents.restore()
+        return f"its code changes a {changed} that is not part of the model" if changed else ""
 
 
 class TensorBackup:

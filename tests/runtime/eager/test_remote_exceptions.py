@@ -25,6 +25,8 @@ from gemini.runtime.pool.fault_policy import add_fault_note, rebuild_with_traceb
 from gemini.runtime.pool.worker_pool import WorkerPool
 from gemini.runtime.protocol import Raised
 
+pytestmark = pytest.mark.usefixtures("trusted_tests")
+
 
 class NeedsArguments(Exception):
     def __init__(self, code: int, *, hint: str) -> None:

@@ -28,6 +28,8 @@ from gemini.runtime.interception.managed_model import ManagedModel
 from gemini.runtime.pool.worker_pool import WorkerPool
 from tests.runtime.hosts.local_host import ROOT, Host, children
 
+pytestmark = pytest.mark.usefixtures("trusted_tests")
+
 
 @pytest.fixture
 def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
