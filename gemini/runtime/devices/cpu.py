@@ -5,16 +5,14 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
-import weakref
 from collections.abc import Callable
 
 import torch
 
 from gemini.runtime.devices.base import Device
 from gemini.runtime.devices.finalizers import call_when_freed
+from gemini.runtime.devices.forked_memory import track_mapping, tracked_mappings
 from gemini.runtime.devices.host_memory import format_bytes
-
-_mapped: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()  # all mappings of this process
 
 
 class MappedSegment:
@@ -32,7 +30,7 @@ class MappedSegment:
                 os.close(self.descriptor)
             limits = "see ulimit -f and -v, and the machine's memory"
             raise OSError(error.errno, f"{error.strerror}: {format_bytes(size)} of shared memory ({limits})") from None
-        _mapped.add(mapped)
+        track_mapping(mapped, self.descriptor)
         self.memory = memoryview(mapped)
 
     def view(self, offset: int, size: int, freed: Callable[[], None] | None = None) -> torch.Tensor:
@@ -90,7 +88,7 @@ class Cpu(Device):
 
     def rest(self) -> None:
         """Release resident pages; the contents stay in the anonymous file and are paged in on the next access."""
-        for mapped in list(_mapped):
+        for mapped in tracked_mappings():
             if hasattr(mmap, "MADV_DONTNEED"):
                 with contextlib.suppress(OSError):
                     mapped.madvise(mmap.MADV_DONTNEED)

@@ -78,6 +78,8 @@ class PlacedModel:
 
     def _plan(self, model: nn.Module, first_call: FirstCallTrace) -> dict[nn.Module, RemoteModule]:
         self._names = {id(module): name for name, module in model.named_modules()}
+        named = (*model.named_parameters(), *model.named_buffers())
+        self.shared_parameters.names = {id(tensor): name for name, tensor in named}
         self.shared_parameters.share([*model.parameters(), *model.buffers()])
         self._query_class_attributes()
         chosen = place_modules(first_call.root, len(self.pool.workers))

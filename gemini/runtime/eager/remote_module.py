@@ -76,7 +76,7 @@ class RemoteModule:
         try:
             self.worker.ensure_shared(self)
         except MisplacedTensor as astray:
-            return str(astray)
+            return self._refuse(astray)
         loose = ModuleState(self.module).loose
         if any(learns for _, _, learns in loose):
             return "it holds a tensor in an attribute that is computed, or trained"
@@ -115,12 +115,17 @@ class RemoteModule:
                     if reason:
                         return reason
         except MisplacedTensor as astray:
-            return str(astray)
+            return self._refuse(astray)
         if found := self.reads.check(self.module):
             return found
         if any(self._hooks):
             return "modules inside it have hooks"
         return "hooks run before it" if self.module._forward_pre_hooks else ""  # they may change the module
+
+    def _refuse(self, astray: MisplacedTensor) -> str:
+        """Return the reason why the module runs locally, and log it."""
+        self.record.say(f"{self.name} runs in this process: {astray}", once=str(astray))
+        return str(astray)
 
     def leave(self) -> None:
         """Run the module locally from now on."""

@@ -27,6 +27,7 @@ from gemini.ir.hook_tables import has_any_hooks
 from gemini.malloc import trim_if_large
 from gemini.purity.proof import find_impure_argument
 from gemini.runtime.call_outcome import Completed, Deferred, Local, Outcome
+from gemini.runtime.devices.forked_memory import shares_with_parent
 from gemini.runtime.eager.first_call_trace import FirstCallTrace
 from gemini.runtime.eager.microbatches import SplitCall, run_forward
 from gemini.runtime.eager.remote_call import ModuleCall, RefusedError
@@ -114,6 +115,9 @@ def _call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             raise
         finally:
             _state.model = around
+    if known is not None and shares_with_parent():
+        text = "shares its parameters with the process that forked this one, which may change them"
+        known.record.say(f"{known.name} {text}", once=text)
     if module in _wrapped:
         return module._modules[_wrapped[module]](*args, **kwargs)
     if known is None and _discover is not None:

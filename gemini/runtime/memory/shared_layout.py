@@ -1,9 +1,9 @@
 """Shared layout: moves the tensors of a model into memory that all processes map.
 
-Parameters and buffers move into a segment of device memory that the controller allocates and workers open. The
-`Parameter` objects of the script stay the same: only their storage is exchanged, so existing optimizers keep working,
-and workers read what `optimizer.step()` writes. Each tensor has its own storage (tensors that shared one still do), so
-that saving a parameter saves only that parameter.
+Parameters and buffers move into a segment of device memory that the controller allocates and workers open. Tensors and
+storages of the script stay the same: only the memory of a storage is exchanged, so views, state dicts and optimizers
+move along, workers read what `optimizer.step()` writes, and saving a parameter saves only that parameter. Where the
+workers are on another device, the tensor gets a new storage.
 
 The controller allocates GPU memory as well: it outlives every worker, and a killed worker takes nothing of the model
 with it.
@@ -11,6 +11,7 @@ with it.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Sequence
 from operator import attrgetter
 
@@ -18,12 +19,14 @@ import torch
 from torch import nn
 
 from gemini.runtime.devices.base import Device, Segment
+from gemini.runtime.memory.storage_exchange import exchange
 from gemini.runtime.transport.tensor_layout import TensorLayout
 
 _ALIGN = 64
 _ADDRESS, _SHAPE, _STRIDES = torch.Tensor.data_ptr, attrgetter("shape"), torch.Tensor.stride
 _IS_DENSE = torch.Tensor.is_contiguous
 MemoryPosition = tuple[int, torch.Size, tuple[int, ...]]
+_moved: weakref.WeakValueDictionary[tuple[int, int], torch.UntypedStorage] = weakref.WeakValueDictionary()
 
 
 class MisplacedTensor(Exception):
@@ -86,19 +89,40 @@ def storage_bytes(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
 
 
+def exchange_memory(storages: Sequence[torch.UntypedStorage], others: Sequence[torch.UntypedStorage]) -> None:
+    """Give storages the memory of others, which is part of segments, and the others theirs."""
+    exchange(storages, others)
+    _moved.update({(storage._cdata, storage.data_ptr()): storage for storage in storages})
+
+
+def is_in_segment(storage: torch.UntypedStorage) -> bool:
+    """Return whether the memory of a storage is part of a segment that it was moved to."""
+    return _moved.get((storage._cdata, storage.data_ptr())) is not None
+
+
 def move_to_segment(tensors: Iterable[torch.Tensor], device: Device) -> tuple[Segment, dict[int, TensorLayout]]:
-    """Move tensors into a new segment; they keep their identity. Return the layouts by `id` of the tensor."""
+    """Move tensors into a new segment; they keep their identity. Return the layouts by `id` of the tensor.
+
+    Everything on their storages moves along, unless the device is another one.
+    """
     moving = list({id(tensor): tensor for tensor in tensors if can_share(tensor)}.values())
     size, layouts = plan_layout(moving)
     with torch.inference_mode(False):  # tensors moved in inference mode could not be trained afterwards
         segment = device.allocate(size)
         opened: dict[int, torch.Tensor] = {}
+        former: dict[int, torch.Tensor] = {}
         for tensor, layout in zip(moving, layouts, strict=True):
             if layout.offset not in opened:
                 opened[layout.offset] = segment.view(layout.offset, layout.size)
-                opened[layout.offset].copy_(storage_bytes(tensor))
+                former[layout.offset] = storage_bytes(tensor)
+                opened[layout.offset].copy_(former[layout.offset])
+        staying = [at for at in opened if opened[at].device == former[at].device and opened[at].numel()]
+        exchange_memory(
+            [former[at].untyped_storage() for at in staying], [opened[at].untyped_storage() for at in staying]
+        )
         for tensor, layout in zip(moving, layouts, strict=True):
-            tensor.data = layout.view(opened[layout.offset])
+            if tensor.device != device.where:
+                tensor.data = layout.view(opened[layout.offset])
             if tensor.grad is not None and tensor.grad.device != tensor.device:
                 tensor.grad = tensor.grad.to(tensor.device)
     return segment, {id(tensor): layout for tensor, layout in zip(moving, layouts, strict=True)}

@@ -10,6 +10,7 @@ After any internal failure before a step is complete, eager dispatch runs it fro
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -46,6 +47,7 @@ from gemini.runtime.call_outcome import (
 from gemini.runtime.deferred import PendingCall, StepResult, defer, materialize_arguments, pending_queue
 from gemini.runtime.eager.microbatches import run_forward
 from gemini.runtime.local_mode import run_locally
+from gemini.runtime.memory.shared_layout import MisplacedTensor
 from gemini.runtime.pipelined.call_signature import CallKind
 from gemini.runtime.pipelined.evaluation_step import collect_outputs, prepare_outputs, request_outputs
 from gemini.runtime.pipelined.loss_request import PreparedLoss, build_request, check_numerically, prepare
@@ -140,7 +142,7 @@ class PipelinedModel:
             self.managed.refresh_guards(model)
             if reason := self.managed.guards.patches.check(model):  # further calls do not reach this path
                 return Local(reason, args, kwargs)
-        if reason := _find_obstacle(contents) or contents.hooks() or self._check_external_reads(model):
+        if reason := _find_obstacle(contents) or contents.hooks() or self._find_state_obstacle(model):
             return Eager(reason, args, kwargs)
         call = ModelCall(args, kwargs)
         if reason := _find_unsendable(call.tensors) or find_impure_argument((args, kwargs), model):
@@ -180,9 +182,10 @@ class PipelinedModel:
         output = defer(step, call, passthrough_tensors(plan, model, args, kwargs), contents.state)
         return Deferred(self.attributes.assign(plan, model, output))
 
-    def _check_external_reads(self, model: nn.Module) -> str:
-        """Return why the code of the model cannot run in stages; '' where it can."""
-        reason = self.managed.guards.reads.check(model)
+    def _find_state_obstacle(self, model: nn.Module) -> str:
+        """Return why tensors or code of the model cannot be in stages; '' where they can."""
+        tensors = itertools.chain(model.parameters(), model.buffers())
+        reason = self.managed.shared_parameters.find_staying(tensors) or self.managed.guards.reads.check(model)
         if reason:
             self.managed.record.say(f"{self.managed.name} runs without a plan: {reason}", once=reason)
         return reason or ""
@@ -253,7 +256,7 @@ class PipelinedModel:
                     prepared, ran.outputs, passthrough_tensors(plan, given.model, given.args, given.kwargs)
                 )
         except Exception as error:
-            if not isinstance(error, SplittingError):  # concerns this batch only
+            if not isinstance(error, (SplittingError, MisplacedTensor)):  # these concern the batch, or are logged
                 self._handle_error(error)
             return given.fall_back(describe_failure(error))
         apply_rng_state(plan, self.managed, ran.generator)

@@ -14,6 +14,7 @@ from gemini.random_numbers.host_rng import HostRandomResults
 from gemini.runtime.call_outcome import Eager
 from gemini.runtime.deferred import CallRunner, PendingCall, StepResult
 from gemini.runtime.eager.microbatches import run_forward
+from gemini.runtime.memory.shared_layout import MisplacedTensor
 from gemini.runtime.pipelined.call_signature import CallKind
 from gemini.runtime.pipelined.local_microbatches import run_microbatches
 
@@ -42,7 +43,10 @@ class PlannedStep(CallRunner):
 
     def run_pipelined(self, pending: PendingCall, tape: Tape, root: int) -> StepResult | Eager:
         """Run the step by the plan of its kind."""
-        result = self.pipelined.run_step(self.kind, self.samples, pending, tape, root)
+        try:
+            result = self.pipelined.run_step(self.kind, self.samples, pending, tape, root)
+        except MisplacedTensor as astray:
+            return Eager(str(astray))
         if self.pipelined.verify is not None and isinstance(result, StepResult):
             self.pipelined.verify(pending, root, result)
         return result

@@ -18,6 +18,7 @@ from typing import Any
 
 from gemini.config.host_address import is_address
 from gemini.runtime.devices.base import Segment
+from gemini.runtime.memory.shared_tensor import SharedTable
 from gemini.runtime.pool.remote_worker import RemoteWorker
 from gemini.runtime.pool.worker_handle import InternalFault, WorkerHandle
 from gemini.runtime.protocol import Done, Forget, MapTensors, Preload
@@ -43,6 +44,7 @@ class WorkerPool:
         self.workers: list[WorkerHandle] = []
         self.number = 0
         self.placed = 0  # tensors in shared memory
+        self.shared = SharedTable()
         self._forgotten: deque[tuple[list[int], list[int], list[Segment]]] = deque()
         weakref.finalize(self, _end, self.workers, self.owner).atexit = False
         try:
@@ -98,7 +100,7 @@ class WorkerPool:
         return first
 
     def forget_model(self, modules: list[int], tensors: list[int], segments: list[Segment]) -> None:
-        """Note that a model is gone. Workers are informed with the next model, and its memory stays until then.
+        """Note that modules and tensors are gone. Workers are informed with the next; the segments stay until then.
 
         May run in any thread, at any time.
         """
@@ -107,11 +109,12 @@ class WorkerPool:
         self._forgotten.append((modules, tensors, segments))
 
     def flush_forgotten(self) -> None:
-        """Make the workers forget models that are gone."""
-        while self._forgotten:
-            modules, tensors, _ = self._forgotten.popleft()
-            for worker in self.workers:
-                worker.ask(Forget(worker.next_number(), modules, tensors), "forget a model")
+        """Make the workers forget what is gone."""
+        gone = [self._forgotten.popleft() for _ in range(len(self._forgotten))]
+        modules = [number for numbers, _, _ in gone for number in numbers]
+        tensors = [number for _, numbers, _ in gone for number in numbers]
+        for worker in self.workers if modules or tensors else ():
+            worker.ask(Forget(worker.next_number(), modules, tensors), "forget a model")
 
     def stop(self) -> None:
         """End all workers."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -12,21 +13,27 @@ from gemini.runtime.memory.shared_parameters import SharedParameters
 from gemini.runtime.pool.worker_pool import WorkerPool
 
 
-def test_a_tensor_of_two_models_is_where_it_was_brought_last(pool: WorkerPool) -> None:
+def test_models_that_have_a_tensor_in_common_use_one_position_of_it(pool: WorkerPool) -> None:
     shared = nn.Parameter(torch.arange(3.0))
     one, other = (SharedParameters(pool, torch.device("cpu")) for _ in range(2))
     device, held = pool.workers[0].device, pool.workers[0].link.shared_numbers
     one.share([shared])
     first = held[id(shared)]
     other.share([shared])
+    assert held[id(shared)] == first
+    shared.data = shared.data + 1  # new memory, while the former is still held
+    backup = one._shared[id(shared)][0].view[:]
+    before = one.relocations
+    assert other.ensure_shared([shared], device)
     second = held[id(shared)]
-    assert first != second
-    for household, number in ((one, first), (other, second), (one, first)):
-        with torch.no_grad():
-            shared += 1
-        household.ensure_shared([shared], device)
-        assert held[id(shared)] == number
-    assert shared.tolist() == [3.0, 4.0, 5.0]
+    assert second != first
+    assert one.ensure_shared([shared], device) or one.relocations != before  # its workers are sent the tensor again
+    assert held[id(shared)] == second
+    del one
+    gc.collect()
+    assert not other.ensure_shared([shared], device)
+    assert held[id(shared)] == second
+    assert (shared.tolist(), backup.tolist()) == ([1.0, 2.0, 3.0], [0.0, 1.0, 2.0])
 
 
 def test_weights_that_the_program_keeps_are_not_written_over(pool: WorkerPool) -> None:
