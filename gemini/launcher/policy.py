@@ -50,6 +50,7 @@ class ForcedPolicy:
             obstacle = _find_obstacle(model)
             if obstacle:
                 return self.stay_local(model, obstacle, "in this process")
+            from gemini.launcher.script_api.deferred_types import see_through_deferred_tensors
             from gemini.runtime.session import start
             from gemini.snapshot.rng_snapshot import preserve_rng_state
 
@@ -64,6 +65,7 @@ class ForcedPolicy:
                 )
             if managed is not None and managed.pipelined is not None:
                 managed.pipelined.plans.planning_ms += planning_ms
+                see_through_deferred_tensors()
             return managed is not None
         except Exception as error:
             if self.config.strict:

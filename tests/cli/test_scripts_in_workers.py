@@ -99,6 +99,31 @@ def test_strict_ends_the_run_at_a_corrupted_plan(folder: Path) -> None:
     assert "without strict=True" in done.stderr
 
 
+TYPES = """
+    x, y = torch.randn(8, 6), torch.randint(3, (8,))
+    out = net(x)
+    table = {torch.Tensor: "tensor", tuple: "pair"}
+    match type(out):
+        case torch.Tensor:
+            kind = "matched"
+    print(type(out) is torch.Tensor, type(out) is not type(net), type(out) == torch.Tensor, type(out) in [torch.Tensor])
+    print(out.__class__ is torch.Tensor, table[type(out)], table.get(type(out)), table[out.__class__], kind)
+    print(type(out), type(out).__name__, issubclass(type(out), torch.Tensor), type(out)([1.0, 2.0]))
+    nn.functional.cross_entropy(out, y).backward()
+"""
+
+
+def test_the_types_of_deferred_tensors_are_those_of_python(folder: Path) -> None:
+    steps, _, _ = SCRIPT.rpartition("    print(")
+    (folder / "train.py").write_text(steps + TYPES)
+    expected = run(sys.executable, "train.py", cwd=folder)
+    done = run(COMMAND, *FORCED, "train.py", cwd=folder)
+    assert (done.returncode, done.stdout) == (0, expected.stdout), done.stderr
+    assert "True True True True" in done.stdout
+    explained = run(COMMAND.replace("gemini_python", "gemini"), "explain", cwd=folder)
+    assert "10 overlapped" in explained.stdout
+
+
 def test_auto_leaves_a_small_model_alone_with_one_line(folder: Path) -> None:
     expected = run(sys.executable, "train.py", cwd=folder)
     done = run(COMMAND, "train.py", cwd=folder)

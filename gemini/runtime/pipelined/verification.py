@@ -96,18 +96,17 @@ class Verification:
         if done >= (_STEPS if self.always else 1):
             return False
         assert plan is not None
-        if reason := self._find_obstacle(plan):
+        reason = 'the workers draw their own random numbers (rng="fast")' if _draws_differently(plan) else ""
+        if not reason and not self.always:
+            if not self._has_time(kind, plan):
+                self._unverified += 1
+                self._note("no step compared with this process so far (--verify compares the first ones)")
+                return False
+            reason = self._find_shortage(plan)
+        if reason:
             kind.verified[id(prepared)] = _STEPS
             self._note(f"no step compared with this process: {reason}")
-            return False
-        if self.always:
-            return True
-        expected_ms = kind.rerun_ms or plan.schedule.ndevs * (kind.timings.last_ms or plan.step_ms)
-        if self._spent_ms + expected_ms <= _OF_PLANNING * self.plans.planning_ms + _OF_STEPS * self.worked_ms:
-            return True
-        self._unverified += 1
-        self._note("no step compared with this process so far (--verify compares the first ones)")
-        return False
+        return not reason
 
     def check_step(
         self, kind: CallKind, prepared: PreparedLoss, pending: PendingCall, root: int, result: StepResult
@@ -170,12 +169,12 @@ class Verification:
                 (before if comparison.faults else written).restore()
         self._finish(kind, prepared, comparison, began)
 
-    def _find_obstacle(self, plan: StepPlan) -> str:
-        """Return why steps of a plan cannot be compared; '' where they can."""
-        if plan.uses_torch_rng and not any(plan.rng_patterns):
-            return 'the workers draw their own random numbers (rng="fast")'
-        if self.always:
-            return ""
+    def _has_time(self, kind: CallKind, plan: StepPlan) -> bool:
+        expected_ms = kind.rerun_ms or plan.schedule.ndevs * (kind.timings.last_ms or plan.step_ms)
+        return self._spent_ms + expected_ms <= _OF_PLANNING * self.plans.planning_ms + _OF_STEPS * self.worked_ms
+
+    def _find_shortage(self, plan: StepPlan) -> str:
+        """Return why a rerun may not fit into memory; '' where it does."""
         needed, left = _rerun_bytes(plan), available_memory()
         if self.managed.shared_parameters.model_device.type == "cuda":
             left = torch.cuda.mem_get_info(self.managed.shared_parameters.model_device)[0], "of the device's memory"
@@ -234,6 +233,11 @@ class Verification:
     def _note(self, text: str) -> None:
         if not self.steps:
             self.journal.verification = text
+
+
+def _draws_differently(plan: StepPlan) -> bool:
+    """Whether workers draw other random numbers than this process."""
+    return plan.uses_torch_rng and not any(plan.rng_patterns)
 
 
 def _read_values(result: StepResult, values: dict[int, Any]) -> list[Pair]:
