@@ -10,7 +10,6 @@ gemini_python train.py
     auto                times two steps and plans; starts workers where the plan is faster
     speedup_bound       whether a plan can be faster at all
     dry_run             plans and reports without training
-    verification        compares the first steps with this process
     run_summary         the plan, on standard error
     excepthook          tracebacks without frames of Gemini
 """

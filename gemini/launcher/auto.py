@@ -123,7 +123,9 @@ class AutoPolicy(ForcedPolicy):
             if least_ms * _SMALLEST_SPEEDUP > single_ms:
                 self.discovery.resume()
                 return self._stay_local(model, f"at best {least_ms:.0f} ms", single_ms)
+            began = time.perf_counter()
             plan = self._plan(model, args, kwargs)
+            planning_ms = (time.perf_counter() - began) * 1e3
         except Exception as error:
             self.discovery.resume()
             if self.config.strict:
@@ -133,7 +135,7 @@ class AutoPolicy(ForcedPolicy):
         if gain < _SMALLEST_SPEEDUP:
             self.discovery.resume()
             return self._stay_local(model, f"{plan.step_ms:.0f} ms", single_ms)
-        return self.start(model, plan, single_ms)
+        return self.start(model, plan, single_ms, planning_ms)
 
     def _bound_ms(self, model: nn.Module, trial: Trial, args: Any, kwargs: Any) -> float:
         from gemini.launcher.speedup_bound import shortest_step_ms

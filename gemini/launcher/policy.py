@@ -41,13 +41,16 @@ class ForcedPolicy:
         """Start workers; the model stays local if that fails."""
         return self.start(model)
 
-    def start(self, model: nn.Module, plan: StepPlan | None = None, single_ms: float | None = None) -> bool:
-        """Start workers for a model, with a plan if one exists; return whether it has them."""
+    def start(
+        self, model: nn.Module, plan: StepPlan | None = None, single_ms: float | None = None, planning_ms: float = 0.0
+    ) -> bool:
+        """Start workers for a model, with a plan if one exists, made in `planning_ms`; return whether it has them."""
         self.discovery.stop_watching()
         try:
             obstacle = _find_obstacle(model)
             if obstacle:
                 return self.stay_local(model, obstacle, "in this process")
+            from gemini.launcher.script_api.deferred_types import see_through_deferred_tensors
             from gemini.runtime.session import start
             from gemini.snapshot.rng_snapshot import preserve_rng_state
 
@@ -60,10 +63,9 @@ class ForcedPolicy:
                     announce=False,
                     survives=True,
                 )
-            if managed is not None and managed.pipelined is not None and self.config.verify:
-                from gemini.launcher.verification import Verification
-
-                managed.pipelined.verify = Verification(managed.name, self.config).check
+            if managed is not None and managed.pipelined is not None:
+                managed.pipelined.plans.planning_ms += planning_ms
+                see_through_deferred_tensors()
             return managed is not None
         except Exception as error:
             if self.config.strict:

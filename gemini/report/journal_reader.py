@@ -26,4 +26,5 @@ def read_newest(folder: Path) -> list[ModelJournal]:
 
 
 def _read_entry(entry: dict[str, Any]) -> ModelJournal:
-    return ModelJournal(**{name: entry[name] for name in _FIELDS}, last_ms=entry.get("last_ms", []))
+    later = {"verification": entry.get("verification", "")}
+    return ModelJournal(**{name: entry[name] for name in _FIELDS}, last_ms=entry.get("last_ms", []), **later)

@@ -47,6 +47,7 @@ class ModelJournal:
     model: str
     workers: int
     plan: str = ""  # stages and schedule, where there is one
+    verification: str = ""  # steps that were compared with this process, and their differences
     steps: dict[str, int] = field(default_factory=dict)  # calls by path
     reasons: dict[str, int] = field(default_factory=dict)  # why a call took a slower path, and how often
     traces: list[str] = field(default_factory=list)
@@ -87,6 +88,8 @@ class ModelJournal:
         lines = [f"{self.model} {where}"]
         if self.plan:
             lines.append(f"  plan: {self.plan}{self._measured()}")
+        if self.verification:
+            lines.append(f"  verified: {self.verification}")
         lines += [f"  {count} × slower path: {reason}" for reason, count in Counter(self.reasons).most_common()]
         lines += [f"  trace: {path}" for path in self.traces]
         return "\n".join(lines)

@@ -56,7 +56,9 @@ def start(
     if planner is not None and len({worker.device.name for worker in pool.workers}) == 1:
         folder = Path(config.run_folder).resolve()
         journal = get_journal(folder, config.quiet).add_model(managed.name, count)
-        managed.pipelined = PipelinedModel(managed, planner, journal, folder / "traces" if config.trace else None)
+        managed.pipelined = PipelinedModel(
+            managed, planner, journal, folder / "traces" if config.trace else None, verify=config.verify
+        )
     dispatch.manage(model, managed)
     return managed
 

@@ -62,9 +62,66 @@ def test_forced_pipeline_prints_what_python_prints(folder: Path) -> None:
     assert (done.returncode, done.stdout) == (0, expected.stdout), done.stderr
     assert "Sequential, 435 parameters, trained by SGD" in done.stderr
     assert "3 steps compared with this process" in done.stderr
-    assert "NOT equal" not in done.stderr
+    assert "is not equal" not in done.stderr
     explained = run(COMMAND.replace("gemini_python", "gemini"), "explain", cwd=folder)
     assert "4 overlapped" in explained.stdout
+
+
+CORRUPT = """
+from types import ModuleType
+from gemini.pipe import live_stages
+
+load = live_stages.load_module
+def load_corrupted(source: str, path: str) -> ModuleType:
+    return load(source.replace("return ", "return 1.01 * ", 1), path)
+live_stages.load_module = load_corrupted
+"""
+
+
+def test_a_corrupted_plan_is_found_before_it_counts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))  # planning pays for the comparison
+    expected = run(sys.executable, "train.py", cwd=folder)
+    (folder / "train.py").write_text(CORRUPT + SCRIPT)
+    done = run(COMMAND, *FORCED, "train.py", cwd=folder)
+    assert (done.returncode, done.stdout) == (0, expected.stdout), done.stderr
+    assert "Sequential runs in this process from now on: a step by its plan (2 stages on 2 workers" in done.stderr
+    assert "is not equal to its rerun in this process: the gradient of " in done.stderr
+    explained = run(COMMAND.replace("gemini_python", "gemini"), "explain", cwd=folder)
+    assert "overlapped" not in explained.stdout.partition("plan:")[0]
+    assert "is not equal to its rerun" in explained.stdout
+
+
+def test_strict_ends_the_run_at_a_corrupted_plan(folder: Path) -> None:
+    (folder / "train.py").write_text(CORRUPT + SCRIPT)
+    done = run(COMMAND, *FORCED, "--verify", "--strict", "train.py", cwd=folder)
+    assert done.returncode == 1
+    assert "WorkerError: Sequential cannot run in its workers any more: a step by its plan" in done.stderr
+    assert "without strict=True" in done.stderr
+
+
+TYPES = """
+    x, y = torch.randn(8, 6), torch.randint(3, (8,))
+    out = net(x)
+    table = {torch.Tensor: "tensor", tuple: "pair"}
+    match type(out):
+        case torch.Tensor:
+            kind = "matched"
+    print(type(out) is torch.Tensor, type(out) is not type(net), type(out) == torch.Tensor, type(out) in [torch.Tensor])
+    print(out.__class__ is torch.Tensor, table[type(out)], table.get(type(out)), table[out.__class__], kind)
+    print(type(out), type(out).__name__, issubclass(type(out), torch.Tensor), type(out)([1.0, 2.0]))
+    nn.functional.cross_entropy(out, y).backward()
+"""
+
+
+def test_the_types_of_deferred_tensors_are_those_of_python(folder: Path) -> None:
+    steps, _, _ = SCRIPT.rpartition("    print(")
+    (folder / "train.py").write_text(steps + TYPES)
+    expected = run(sys.executable, "train.py", cwd=folder)
+    done = run(COMMAND, *FORCED, "train.py", cwd=folder)
+    assert (done.returncode, done.stdout) == (0, expected.stdout), done.stderr
+    assert "True True True True" in done.stdout
+    explained = run(COMMAND.replace("gemini_python", "gemini"), "explain", cwd=folder)
+    assert "10 overlapped" in explained.stdout
 
 
 def test_auto_leaves_a_small_model_alone_with_one_line(folder: Path) -> None:

@@ -226,16 +226,17 @@ def test_only_the_header_and_the_edits_differ(tmp_path: Path) -> None:
     script.chmod(0o755)
     assert main(["dump", str(script), "-o", str(tmp_path / "out")]) == 0
     lines = (tmp_path / "out" / "train.py").read_text().splitlines()
-    assert lines[:7] == [
+    assert lines[:8] == [
         "#!/usr/bin/python",
         "# Instrumented by Gemini.",
         "#",
         f"#   from {script}",
         "#   training-sites: nothing to change",
+        "#   tensor-types: nothing to change",
         "#   device-placement: 1 edit, on line 5 of the original",
         "'''Doc.'''",
     ]
-    assert lines[7:] == [
+    assert lines[8:] == [
         "import gemini.managed as __gemini__; import torch   # torch",
         "",
         "x = ( __gemini__.on(torch.ones(2))  # odd",

@@ -24,6 +24,7 @@ GROUP = "gemini.passes"
 
 BUILT_IN: dict[str, str] = {
     "training-sites": "gemini.instrument.passes.training_sites:TrainingSites",
+    "tensor-types": "gemini.instrument.passes.tensor_types:TensorTypes",
     "device-placement": "gemini.instrument.passes.device_placement:DevicePlacement",
 }
 """Built-in passes, in the order they run where none needs another: name → ``module:object``."""

@@ -9,12 +9,14 @@
                                                          the argument; the first one reports that the script trains
                         __gemini__.called(net).forward(x)
                                                          a call of the module
+    tensor types        __gemini__.type_of(x)            the type of the tensor that a deferred one stands for
 
 These functions decide by the types of the real objects, which the passes do not know. None of them imports a
 framework: without torch in `sys.modules` each returns its argument.
 """
 
 from gemini.launcher.script_api.cuda_stubs import stand_in, tensor_type
+from gemini.launcher.script_api.deferred_types import type_of
 from gemini.launcher.script_api.device_methods import on
 from gemini.launcher.script_api.dump_imports import prefer
 from gemini.launcher.script_api.forward_calls import called
@@ -48,4 +50,5 @@ __all__ = [
     "stand_in",
     "step",
     "tensor_type",
+    "type_of",
 ]

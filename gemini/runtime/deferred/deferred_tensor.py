@@ -68,13 +68,15 @@ CLEAN = functools.partial(
 
 
 _Meta: Any = type(torch.Tensor)
+_set_class: Callable[[object, type], None] = vars(object)["__class__"].__set__
 
 
 class _TensorLikeMeta(_Meta):  # type: ignore[misc]
     """Metaclass of DeferredTensor: the class is named `torch.Tensor` and compares equal to it.
 
     Scripts distinguish a hidden state from a pair by `type(hidden) == torch.Tensor`, and print types. `isinstance` is
-    right anyway; `type(x) is torch.Tensor` cannot be answered.
+    right anyway, and so is `x.__class__`. The result of `type(x)` is another object than torch.Tensor: instrumented
+    code calls `public_type` instead.
     """
 
     def __new__(cls, name: str, bases: tuple[type, ...], own: dict[str, Any]) -> Any:
@@ -101,6 +103,12 @@ class DeferredTensor(torch.Tensor, metaclass=_TensorLikeMeta):  # type: ignore[m
     _real: torch.Tensor | None
     _held: bool  # C++ code refers to this object: it cannot become another
     _routed: bool  # gradients that arrive are routed to the real tensor
+
+    @property  # type: ignore[misc]  # read-only: `become` sets the class
+    def __class__(self) -> type[torch.Tensor]:
+        """The class that the script sees."""
+        seen: type[torch.Tensor] = torch.Tensor
+        return seen
 
     @staticmethod
     def make(pending: PendingCall, value: int, meta: Meta) -> DeferredTensor:
@@ -210,12 +218,18 @@ def become(tensor: DeferredTensor, real: torch.Tensor, *, for_good: bool = True)
             pass
         else:
             del tensor._pending, tensor._value, tensor._real, tensor._held, tensor._routed
-            tensor.__class__ = torch.Tensor
+            _set_class(tensor, torch.Tensor)
             return tensor
     tensor._real = real
     if for_good:
         tensor._pending = None
     return real
+
+
+def public_type(value: object) -> type:
+    """Return `type(value)`, for a deferred tensor that of the tensor it stands for."""
+    found: type = type(value)
+    return torch.Tensor if found is DeferredTensor else found
 
 
 def _contents(tensor: DeferredTensor) -> torch.Tensor:

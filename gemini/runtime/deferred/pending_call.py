@@ -282,10 +282,14 @@ class PendingCall(RepeatableCall):
         root = self.runner.roots.get(hash(self.tape.signature()), max(found))
         return root if root is None or self.is_independent(root) else None
 
-    def _gradients(self, result: StepResult, root: int) -> list[Any]:
+    def ordered_gradients(self, result: StepResult, root: int) -> list[Any]:
+        """Return the gradients of a result in the order of `differentiable`."""
         inputs = [result.inputs.get(at) for at, one in enumerate(self.inputs) if one.requires_grad]
-        operands = [result.operands.get(number) for number in self._trainable_operands(root)]
-        found = [*result.parameters, *inputs, *operands]
+        operands = [result.operands.get(number) for number in self.trainable_operands(root)]
+        return [*result.parameters, *inputs, *operands]
+
+    def _gradients(self, result: StepResult, root: int) -> list[Any]:
+        found = self.ordered_gradients(result, root)
         # The only references from now on: see Answer.take.
         result.parameters, result.inputs, result.operands = [], {}, {}
         return found

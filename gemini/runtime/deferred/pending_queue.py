@@ -82,9 +82,9 @@ def run_earlier_calls(draws: bool, writes: bool, until: PendingCall | None = Non
 
 
 @contextmanager
-def run_exclusively(pending: PendingCall) -> Iterator[None]:
-    """Run a call, or run it again: earlier calls run first where the order is observable."""
-    is_first = pending.state == "waiting"
+def run_exclusively(pending: PendingCall, *, again: bool = False) -> Iterator[None]:
+    """Run a call, or run it `again`: before its first run, earlier calls run where the order is observable."""
+    is_first = pending.state == "waiting" and not again
     runner = pending.runner
     if is_first:
         run_earlier_calls(runner.draws, runner.writes, pending)

@@ -7,7 +7,8 @@ are answered by running the call again from its copied inputs, in its original c
 from __future__ import annotations
 
 import itertools
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -53,10 +54,10 @@ class RepeatableCall(CallValues):
 
     def differentiable(self, value: int) -> list[torch.Tensor]:
         """Return the tensors that receive gradients from a value: parameters, inputs, operands of its ops."""
-        operands = [self.tape.operands[number] for number in self._trainable_operands(value)]
+        operands = [self.tape.operands[number] for number in self.trainable_operands(value)]
         return [*self.runner.parameters, *(one for one in self.inputs if one.requires_grad), *operands]
 
-    def _trainable_operands(self, value: int) -> list[int]:
+    def trainable_operands(self, value: int) -> list[int]:
         """Return the operands with a gradient that a value depends on; others may have been written since."""
         found = [number for number, one in self.tape.operands.items() if one.requires_grad]
         if not found:
@@ -87,7 +88,7 @@ class RepeatableCall(CallValues):
         rerun = self._graph
         if rerun is None or create_graph:
             rerun = self._rerun(connect=create_graph)
-        learning = self._trainable_operands(value)
+        learning = self.trainable_operands(value)
         try:
             return rerun.differentiate(value, gradient, create_graph, learning)
         except RuntimeError:
@@ -96,14 +97,21 @@ class RepeatableCall(CallValues):
         # The script's own backward has passed through that graph first, and freed it.
         return self._rerun(connect=False).differentiate(value, gradient, create_graph, learning)
 
-    def _rerun(self, connect: bool) -> Rerun:
+    @contextmanager
+    def repeat(self, connect: bool) -> Iterator[Rerun]:
+        """Run the call and its tape again; inside, buffers and generators are those that this run has left."""
         rerun = Rerun.of(self.runner.parameters, self.inputs, self.tape.operands, connect)
-        with pending_queue.run_exclusively(cast("PendingCall", self)), self.context.rewind(), torch.enable_grad():
+        pending = cast("PendingCall", self)
+        with pending_queue.run_exclusively(pending, again=True), self.context.rewind(), torch.enable_grad():
             self._check()
             rerun.values = self._eager(rerun.inputs)
             tape = replace(self.tape, operands=rerun.operands)
             replay_tape(tape, range(len(tape.ops)), rerun.values)
-        return rerun
+            yield rerun
+
+    def _rerun(self, connect: bool) -> Rerun:
+        with self.repeat(connect) as rerun:
+            return rerun
 
     def _eager(self, inputs: list[torch.Tensor]) -> dict[int, Any]:
         args, kwargs = self.call.with_tensors(inputs)

@@ -79,7 +79,7 @@ def _find_files() -> dict[mmap.mmap, int]:
     """Return the descriptor that each mapping holds of its file."""
     wanted = {inode: mapped for mapped, inode in [*_mapped.items()]}
     found = {}
-    for name in os.listdir(_DESCRIPTORS) if wanted else ():  # noqa: PTH208 - a fork waits for it
+    for name in os.listdir(_DESCRIPTORS) if wanted else ():
         try:
             mapped = wanted.get(os.fstat(int(name)).st_ino)
         except OSError:  # of the listing itself

@@ -54,6 +54,7 @@ class PlacedModel:
         self.remote_modules: dict[int, RemoteModule] = {}
         self.traces: dict[int, ModuleTrace] = {}  # by number of the remote module
         self.refused: dict[str, str] = {}  # modules that stay local, with the reason
+        self.given_up = ""  # why it runs locally from now on
         self.planned = False  # modules are placed, when the second call begins
         self.calls = 0
         self.announces = True  # False: only problems are logged
@@ -179,12 +180,20 @@ class PlacedModel:
             if remote.dropped:
                 remote.worker.drop(remote.take_dropped())
 
+    @property
+    def local_reason(self) -> str:
+        """Why the model has to run locally from now on; '' where it may use its workers."""
+        return self.given_up or self.pool.loss
+
     def give_up(self, reason: str) -> None:
         """Run the model locally from now on; its tensors are in this process anyway. Raises with `strict`."""
         self.planned = True
-        self.shared_parameters.release()
+        if not self.given_up:
+            self.given_up = reason
+            self.shared_parameters.release()
         if self.record.strict:
-            raise WorkerError(f"{self.name} cannot run in its workers any more: {reason}")
+            remedy = "" if "\n    → " in reason else "\n    → without strict=True it continues in this process"
+            raise WorkerError(f"{self.name} cannot run in its workers any more: {reason}{remedy}")
         first = reason.partition("\n")[0].partition("; its stacks:")[0]
         remedy = reason.rpartition("\n    → ")[2] if "\n    → " in reason else ""
         what = f"{first} → {remedy}" if remedy else first

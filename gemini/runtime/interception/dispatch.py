@@ -158,9 +158,9 @@ def _check_local(model: nn.Module, managed: ManagedModel) -> Local | None:
     if reason := managed.guards.check(model):
         managed.record.say(f"{managed.name} runs in this process while {reason}", once=reason)
         return Local(reason)
-    if managed.pool.loss:
-        managed.give_up(managed.pool.loss)
-        return Local(managed.pool.loss)
+    if reason := managed.local_reason:
+        managed.give_up(reason)
+        return Local(reason)
     return None
 
 
@@ -228,8 +228,8 @@ def _call_remote(managed: ManagedModel, remote: RemoteModule, forward: Any, args
     """Run a call of a remote module as a transaction: after an internal failure it is undone and runs locally."""
     if not managed.pool.is_ours or active_mode():
         return _run_local(forward, args, kwargs)
-    if managed.pool.loss:
-        managed.give_up(managed.pool.loss)
+    if reason := managed.local_reason:
+        managed.give_up(reason)
         return _run_local(forward, args, kwargs)
     call: ModuleCall | None = None
     try:

@@ -85,6 +85,8 @@ class CallKind:
     shares: tuple[int, ...] = ()  # nodes at which the stages in the workers have weights
     failures: int = 0  # steps that failed in the workers
     prepared: dict[Hashable, PreparedLoss] = field(default_factory=dict)
+    verified: dict[int, int] = field(default_factory=dict)  # verified steps, by identity of the `prepared`
+    rerun_ms: float = 0.0  # of the longest local rerun
     # Owners of the gradients, wanted parameters, and the places of these among the owners.
     order: tuple[Sequence[torch.Tensor], list[torch.Tensor], list[int]] | None = None
     variants: list[CallKind] = field(default_factory=list)  # for other branches on random numbers
@@ -113,6 +115,7 @@ class CallKind:
         """Continue with another plan for the same graph."""
         self.plan, self.executor, self.order = plan, None, None
         self.prepared.clear()
+        self.verified.clear()
         self.timings = ScheduleTimings()
 
     @property

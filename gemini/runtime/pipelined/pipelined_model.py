@@ -12,12 +12,11 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -25,7 +24,6 @@ from torch import nn
 from gemini.batch_analysis.batch_kinds import SplittingError
 from gemini.batch_analysis.loss_tape import Tape
 from gemini.errors import GeminiError, WorkerError
-from gemini.guards.active_modes import has_saved_tensor_hooks, is_checkpointed
 from gemini.guards.model_version import ModelContents, ModelVersion, read_contents
 from gemini.ir.autograd_modes import Region
 from gemini.ir.call_binding import ModelCall, bind
@@ -45,19 +43,22 @@ from gemini.runtime.call_outcome import (
     describe_failure,
 )
 from gemini.runtime.deferred import PendingCall, StepResult, defer, materialize_arguments, pending_queue
+from gemini.runtime.deferred.contract import flatten_output
 from gemini.runtime.eager.microbatches import run_forward
 from gemini.runtime.local_mode import run_locally
 from gemini.runtime.memory.shared_layout import MisplacedTensor
+from gemini.runtime.pipelined.call_obstacles import find_obstacle, find_unsendable
 from gemini.runtime.pipelined.call_signature import CallKind
 from gemini.runtime.pipelined.evaluation_step import collect_outputs, prepare_outputs, request_outputs
 from gemini.runtime.pipelined.loss_request import PreparedLoss, build_request, check_numerically, prepare
 from gemini.runtime.pipelined.plan_table import PlanTable
-from gemini.runtime.pipelined.planned_step import PlannedEager, PlannedStep
+from gemini.runtime.pipelined.planned_step import PlannedCall, PlannedEager, PlannedStep
 from gemini.runtime.pipelined.returned_attributes import ReturnedAttributes, passthrough_tensors
 from gemini.runtime.pipelined.stage_install import get_executor
 from gemini.runtime.pipelined.step_generators import apply_rng_state, rng_states_for
 from gemini.runtime.pipelined.step_request import ExecutedStep as Ran
 from gemini.runtime.pipelined.step_result import announce_gradients, to_step_result
+from gemini.runtime.pipelined.verification import PlanDiffersError, PublishedState, Verification
 from gemini.runtime.pool.signals import DeferredSignals
 from gemini.runtime.pool.worker_stats import read_peaks, reset_peaks
 from gemini.runtime.run_journal import ModelJournal
@@ -73,34 +74,25 @@ _TRACED = (3, 10)  # steps whose traces are saved
 _SLOW = 10  # times the predicted duration: a hang
 
 
-class _PlannedCall(NamedTuple):
-    """A call of a kind that has a plan."""
-
-    model: nn.Module
-    call: ModelCall
-    args: Any
-    kwargs: Any
-    plan: StepPlan
-    host_draws: HostRandomResults | None = None
-
-    def fall_back(self, reason: str) -> PlannedEager:
-        """Return the outcome of running it by eager dispatch."""
-        return PlannedEager(reason, self.args, self.kwargs, plan=self.plan, host_draws=self.host_draws)
-
-
 class PipelinedModel:
     """The plans of one model, and the steps that run by them."""
 
     def __init__(
-        self, managed: PlacedModel, planner: Planner, journal: ModelJournal, trace: Path | None = None
+        self,
+        managed: PlacedModel,
+        planner: Planner,
+        journal: ModelJournal,
+        trace: Path | None = None,
+        *,
+        verify: bool = False,
     ) -> None:
         self.managed, self.journal, self.trace = managed, journal, trace
-        self.verify: Callable[[PendingCall, int, StepResult], None] | None = None  # checks every pipelined step
         self.steps = 0
         self._contents: ModelContents | None = None
         self._checked: ModelVersion | None = None  # the version of the model whose code was inspected last
         self.attributes = ReturnedAttributes()
         self.plans = PlanTable(managed, planner, journal, self.attributes)
+        self.verification = Verification(self.plans, always=verify)
 
     def call(self, model: nn.Module, forward: Any, args: Any, kwargs: Any) -> Outcome:
         """Defer or run a call by a plan, or return why it takes a slower path; `fall_back` then runs it.
@@ -142,10 +134,10 @@ class PipelinedModel:
             self.managed.refresh_guards(model)
             if reason := self.managed.guards.patches.check(model):  # further calls do not reach this path
                 return Local(reason, args, kwargs)
-        if reason := _find_obstacle(contents) or contents.hooks() or self._find_state_obstacle(model):
+        if reason := find_obstacle(contents) or contents.hooks() or self._find_state_obstacle(model):
             return Eager(reason, args, kwargs)
         call = ModelCall(args, kwargs)
-        if reason := _find_unsendable(call.tensors) or find_impure_argument((args, kwargs), model):
+        if reason := find_unsendable(call.tensors) or find_impure_argument((args, kwargs), model):
             return Eager(reason, args, kwargs)
         kind, samples = self.plans.find(model, contents, call)
         reason = kind.reason
@@ -174,7 +166,7 @@ class PipelinedModel:
         except Exception as error:
             return PlannedEager(describe_failure(error), args, kwargs, plan=plan)
         if not torch.is_grad_enabled():
-            return self._evaluate(_PlannedCall(model, call, args, kwargs, plan, host_draws), kind, samples)
+            return self._evaluate(PlannedCall(model, call, args, kwargs, plan, forward, host_draws), kind, samples)
         step = self._step(model, contents, kind, plan, samples)
         step.plan, step.forward = plan, forward
         if host_draws is not None:
@@ -205,7 +197,8 @@ class PipelinedModel:
 
     def record_fallback(self, reason: str) -> None:
         """Record that a call runs by eager dispatch, or locally where no module is remote."""
-        self.journal.record(CallPath.EAGER if self.managed.remote_modules else CallPath.LOCAL, reason)
+        is_remote = self.managed.remote_modules and not self.managed.local_reason
+        self.journal.record(CallPath.EAGER if is_remote else CallPath.LOCAL, reason)
 
     def record_failure(self, kind: CallKind, error: Exception) -> None:
         """Record that a step has failed and falls back to eager dispatch."""
@@ -217,6 +210,9 @@ class PipelinedModel:
         self.record_fallback(describe_failure(error))
 
     def _handle_error(self, error: Exception) -> None:
+        if isinstance(error, PlanDiffersError):
+            self.managed.give_up(str(error))
+            return
         if isinstance(error, WorkerError):
             if not self.managed.record.survives:
                 raise error
@@ -225,7 +221,7 @@ class PipelinedModel:
         self.managed.record.demote(f"a step of {self.managed.name}", error)
 
     # ── without gradients ──────────────────────────────────────────────────────────────────────────────────────────
-    def _evaluate(self, given: _PlannedCall, kind: CallKind, samples: int) -> Outcome:
+    def _evaluate(self, given: PlannedCall, kind: CallKind, samples: int) -> Outcome:
         plan, output_spec = kind.plan, kind.output_specs[samples]
         assert plan is not None
         sizes = micro_batch_sizes(samples, plan.micro_batches)
@@ -242,6 +238,7 @@ class PipelinedModel:
             return self._evaluate(given, whole, counted)
         bound = bind(given.model, given.args, given.kwargs)
         pending_queue.run_earlier_calls(plan.uses_torch_rng, plan.writes_buffers)
+        before = PublishedState(given.model) if self.verification.is_due(kind, prepared) else None
         try:
             with DeferredSignals(), self.attributes.hide(given.model):
                 self.managed.release_dropped()
@@ -251,17 +248,29 @@ class PipelinedModel:
                 request.timeout = _SLOW * plan.step_ms / 1e3
                 request.generator = rng_states_for(plan, self.managed)
                 request.state = None if self._contents is None else self._contents.state
+                began = time.perf_counter()
                 ran = executor.run(request)
+                self.verification.worked_ms += (time.perf_counter() - began) * 1e3
                 found = collect_outputs(
                     prepared, ran.outputs, passthrough_tensors(plan, given.model, given.args, given.kwargs)
                 )
+            apply_rng_state(plan, self.managed, ran.generator)
+            if before is not None:
+                rerun = partial(self._rerun_outputs, given, kind, samples)
+                self.verification.check_outputs(kind, prepared, found, before, rerun)
         except Exception as error:
             if not isinstance(error, (SplittingError, MisplacedTensor)):  # these concern the batch, or are logged
                 self._handle_error(error)
             return given.fall_back(describe_failure(error))
-        apply_rng_state(plan, self.managed, ran.generator)
         self._record_step(plan)
         return Completed(self.attributes.assign(plan, given.model, output_spec.build(found)))
+
+    def _rerun_outputs(self, given: PlannedCall, kind: CallKind, samples: int) -> list[torch.Tensor]:
+        """Run a call without gradients in this process; return the tensors of its output."""
+        assert self._contents is not None
+        step = self._step(given.model, self._contents, kind, given.plan, samples)
+        step = replace(step, plan=given.plan, forward=given.forward, host_draws=given.host_draws)
+        return flatten_output(step.run_again(given.args, given.kwargs))[1]
 
     # ── a step ─────────────────────────────────────────────────────────────────────────────────────────────────────
     def run_step(self, kind: CallKind, samples: int, pending: PendingCall, tape: Tape, root: int) -> StepResult | Eager:
@@ -295,18 +304,23 @@ class PipelinedModel:
                 return self._run_whole_batch(kind, pending, tape, root, str(error))
             request.timeout = _SLOW * max(kind.plan.step_ms, kind.timings.last_ms) / 1e3
             request.generator, request.state = rng_states_for(kind.plan, self.managed), pending.model_state
-            request.announce = None if self.verify is not None else partial(announce_gradients, kind, pending, root)
+            is_verified = self.verification.is_due(kind, prepared)
+            request.announce = None if is_verified else partial(announce_gradients, kind, pending, root)
             if self.trace is not None and self.steps + 1 in _TRACED:
                 reset_peaks(self.managed.pool.workers)
             began = time.perf_counter()
             ran = executor.run(request)
         step_ms = (time.perf_counter() - began) * 1e3
+        self.verification.worked_ms += step_ms
+        apply_rng_state(kind.plan, self.managed, ran.generator)
+        result = to_step_result(kind, prepared, pending, bound, ran, means)
+        if is_verified:
+            self.verification.check_step(kind, prepared, pending, root, result)
         self._record_step(kind.plan)
         self.steps += 1
         self._trace(kind, ran, step_ms)
         self.plans.record_step(kind, ran, step_ms, samples)
-        apply_rng_state(kind.plan, self.managed, ran.generator)
-        return to_step_result(kind, prepared, pending, bound, ran, means)
+        return result
 
     def _replan(self, kind: CallKind, pending: PendingCall) -> None:
         """Make the plan of a kind again before a step."""
@@ -379,22 +393,3 @@ def _draw_from_host(plan: StepPlan, model: nn.Module, args: Any, kwargs: Any) ->
         return None
     with run_locally(), torch.no_grad():
         return HostRandomResults(plan.graph, model, bind(model, args, kwargs))
-
-
-def _find_unsendable(tensors: list[torch.Tensor]) -> str:
-    """Return why steps with these inputs cannot run in stages; '' where they can."""
-    for one in tensors:
-        if type(one) not in (torch.Tensor, nn.Parameter):
-            return f"an argument is a tensor of class {type(one).__name__}"
-        if one.is_nested or one.is_quantized or one.layout not in (torch.strided, torch.sparse_coo):
-            return f"an argument is a {'nested' if one.is_nested else 'quantized or compressed sparse'} tensor"
-    return ""
-
-
-def _find_obstacle(contents: ModelContents) -> str:
-    """Return why a call must run at once and as the script wrote it; '' where it may be deferred."""
-    if contents.has_swapped():
-        return FallbackReason.SWAPPED_PARAMETERS
-    if is_checkpointed():
-        return FallbackReason.CHECKPOINTED
-    return FallbackReason.SAVED_TENSOR_HOOKS if has_saved_tensor_hooks() else ""

@@ -63,6 +63,7 @@ class PlanTable:
         self.kinds: dict[Any, list[CallKind]] = {}
         self.former: list[StepPlan] = []  # for former states of the model
         self.reported: StepPlan | None = None  # the one in the journal
+        self.planning_ms = 0.0  # of all plans together
         self._planning_error: Exception | None = None  # of a failed planning
         self._plans_logged = 0  # number of plans that were logged
 
@@ -223,6 +224,7 @@ class PlanTable:
                     probe = partial(measure_speeds, self.managed.pool)
                     plan = self.planner(model, *call.arguments(), measure_speeds=probe, **changes)
             finally:
+                self.planning_ms += (time.perf_counter() - began) * 1e3
                 changed, outside = contents.restore(), reads.restore()
             if changed:
                 raise UnplannableError(f"it modifies its arguments: {changed}")

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import nn
 
 from gemini.batch_analysis.loss_tape import Tape
+from gemini.ir.call_binding import ModelCall
 from gemini.planner.step_plan import StepPlan
 from gemini.random_numbers.host_rng import HostRandomResults
 from gemini.runtime.call_outcome import Eager
@@ -43,13 +44,12 @@ class PlannedStep(CallRunner):
 
     def run_pipelined(self, pending: PendingCall, tape: Tape, root: int) -> StepResult | Eager:
         """Run the step by the plan of its kind."""
+        if reason := self.pipelined.managed.local_reason:
+            return Eager(reason)
         try:
-            result = self.pipelined.run_step(self.kind, self.samples, pending, tape, root)
+            return self.pipelined.run_step(self.kind, self.samples, pending, tape, root)
         except MisplacedTensor as astray:
             return Eager(str(astray))
-        if self.pipelined.verify is not None and isinstance(result, StepResult):
-            self.pipelined.verify(pending, root, result)
-        return result
 
     def on_failure(self, error: Exception) -> None:
         """Count the failure and fall back to eager dispatch."""
@@ -62,6 +62,22 @@ class PlannedStep(CallRunner):
     def is_call_output(self, value: Any) -> bool:
         """Whether a call has assigned this value to an attribute of the model."""
         return self.pipelined.attributes.is_assigned(value)
+
+
+class PlannedCall(NamedTuple):
+    """A call of a kind that has a plan."""
+
+    model: nn.Module
+    call: ModelCall
+    args: Any
+    kwargs: Any
+    plan: StepPlan
+    forward: Any  # the model, or its forward where its hooks already run
+    host_draws: HostRandomResults | None = None
+
+    def fall_back(self, reason: str) -> PlannedEager:
+        """Return the outcome of running it by eager dispatch."""
+        return PlannedEager(reason, self.args, self.kwargs, plan=self.plan, host_draws=self.host_draws)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import pickle
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from gemini.runtime.deferred import AppliedFunction, DeferredTensor, PendingCall, pending_queue
+from gemini.runtime.deferred.deferred_tensor import public_type
 from gemini.runtime.deferred.tape_recorder import record
 from tests import models
 from tests.programs.deferred_values import PROGRAMS, Clamped
@@ -55,6 +57,30 @@ def test_other_subclasses_get_contents() -> None:
     out = s.model(s.x)
     made = out + s.t.as_subclass(Other)
     assert type(made) is Other
+
+
+def test_its_class_is_that_of_a_tensor_before_and_after_it_is_real() -> None:
+    @functools.singledispatch
+    def kind_of(value: object) -> str:
+        return type(value).__name__
+
+    @kind_of.register
+    def _(value: torch.Tensor) -> str:
+        return f"tensor of {value.dim()} dimensions"
+
+    s = Session(models.plain(), "overlapped")
+    out = s.model(s.x)
+    for _ in range(2):
+        assert public_type(out) is torch.Tensor
+        assert out.__class__ is torch.Tensor
+        assert {torch.Tensor: 1}[out.__class__] == 1
+        assert (type(out) == torch.Tensor, type(out).__name__) == (True, "Tensor")  # noqa: E721
+        assert isinstance(out, torch.Tensor)
+        assert kind_of(out) == "tensor of 2 dimensions"
+        assert type(out) is DeferredTensor or out._base is None
+        out.tolist()
+    assert public_type(3) is int
+    assert public_type(out.detach().as_subclass(torch.nn.Parameter)) is torch.nn.Parameter
 
 
 def test_a_custom_function_on_the_tape_can_be_sent() -> None:
