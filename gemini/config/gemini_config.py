@@ -79,7 +79,7 @@ class GeminiConfig:
     seed: int = _setting(0, readers.seed, "N", "seed of every search")
     strict: bool = _setting(False, readers.flag, "", "raise instead of falling back to a slower path")
     verify: bool = _setting(
-        False, readers.flag, "", "compare the first steps of every plan with one process, before they count"
+        False, readers.flag, "", "compare the first steps of a plan with one process, before they count"
     )
     dry_run: bool = _setting(False, readers.flag, "", "plan and report; end before the first backward pass")
     quiet: bool = _setting(False, readers.flag, "", "print nothing but the output of the script")

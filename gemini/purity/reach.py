@@ -103,14 +103,12 @@ class Reach:
 
     # ── starts ─────────────────────────────────────────────────────────────────────────────────────────────────────
     def add_module(self, module: nn.Module) -> None:
-        """Add the forward of a module and its own attributes; a module of a library only calls what the script gave it."""
+        """Add the forward and the attributes of a module; one of a library only calls what the script gave it."""
         self._objects.append(("self", module, True))
         self._add_class(type(module))
-        held = {
-            name: value for name, value in vars(module).items() if name not in _INTERNAL and is_held_by_script(value)
-        }
-        hooks = {"a hook": hook for table in hook_tables(module) for hook in table.values()}
-        for name, value in (*held.items(), *hooks.items()):
+        given = [(name, value) for name, value in vars(module).items() if name not in _INTERNAL]
+        hooks = [("a hook", hook) for table in hook_tables(module) for hook in table.values()]
+        for name, value in (*filter(lambda one: is_held_by_script(one[1]), given), *hooks):
             self.add_value(f"{type(module).__name__}.{name}", value, is_own=True)
 
     def add_tensor(self, tensor: torch.Tensor) -> None:
@@ -475,7 +473,7 @@ def _may_change(value: Any, change: Change) -> bool:
 
 
 def _is_plain(value: Any) -> bool:
-    """Return whether a value never changes, and runs no code of the script: that of a subclass, or of an enumeration."""
+    """Return whether a value never changes and runs no code of the script, as a subclass or an enumeration may."""
     return isinstance(value, PLAIN) and not is_followed(type(value).__module__)
 
 
