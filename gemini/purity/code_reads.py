@@ -216,11 +216,10 @@ class _Reader:
             self._attributes.add(step.argval)
             line = self._line.chains
             extended = [one._replace(names=one.names[:-1]) for one in line if one.names[-1] == step.argval]
-            if not (current or extended) or any(
-                one.root in ("local", "default") for one in (current, *extended) if one
-            ):
+            owners = extended if current is None else [current]
+            if not owners or any(owner.root != "self" or owner.names for owner in owners):
                 self._stored.add(step.argval)
-            for owner in extended if current is None else [current]:
+            for owner in owners:
                 if owner.names:
                     self._note_change(owner)
                 elif owner.root == "self":

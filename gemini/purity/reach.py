@@ -26,6 +26,7 @@ import sys
 import types
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from enum import Enum
 from typing import Any
 
 import numpy as np
@@ -54,10 +55,12 @@ from gemini.purity.value_watch import (
     cells,
     find_incomparable,
     members,
+    memoized_results,
     slots,
     watch,
 )
 
+_BUILTINS = frozenset(vars(builtins))  # before the script may have added some
 _MEMOIZED = functools._lru_cache_wrapper
 _COMPILED = (
     types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, types.MethodWrapperType,
@@ -71,7 +74,7 @@ _SLOTS = (types.GetSetDescriptorType, types.MemberDescriptorType)
 _NAMESPACES = (types.SimpleNamespace, argparse.Namespace)
 _MADE = frozenset(["__init__", "__new__", "__post_init__", "__init_subclass__", "__set_name__"])  # run on a new object
 _UNUSED = frozenset(
-    ["__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__getnewargs__", "__getnewargs_ex__"]
+    ["__hash__", "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__getnewargs__", "__getnewargs_ex__"]
 )
 _FUNCTION_PARTS = frozenset(["forward", "backward", "setup_context", "jvp", "vmap"])  # of an autograd function
 _INTERNAL = frozenset(vars(nn.Module()))
@@ -173,6 +176,10 @@ class Reach:
                 self._descend(chain, around[chain.names[0]])
             elif chain.root == "default" and chain.names[0] in defaults:
                 self._descend(chain, defaults[chain.names[0]])
+        for name, value in defaults.items():
+            if not _is_plain(value):
+                self._note(name, ValueLocation(function, name, _defaults))
+                self._reach(name, value, is_own=False)
         self._objects.append((function.__name__, function, False))
 
     def _resolve_global(self, function: types.FunctionType, chain: NameChain) -> None:
@@ -185,7 +192,10 @@ class Reach:
                 self._note(name, ValueLocation(space, name))
             self._descend(chain, value)
         elif hasattr(builtins, name):
-            self._reach(name, getattr(builtins, name), is_own=False)
+            value = getattr(builtins, name)
+            if name not in _BUILTINS:  # the script has added it
+                self._refuse_value(name, f"builtins.{name}")
+            self._reach(name, value, is_own=False)
         else:
             self._note(name, ValueLocation(space, name))
 
@@ -211,6 +221,7 @@ class Reach:
             if isinstance(value, types.ModuleType):
                 continue
             if is_followed(module.__name__) or isinstance(value, (*_MUTABLE, *PLAIN)):
+                self._read.setdefault(name, text)
                 self._note(text, ValueLocation(vars(module), name))
             if not is_followed(module.__name__):
                 if is_allowed(f"{module.__name__}.{name}") and not _is_of_script(value):
@@ -218,9 +229,8 @@ class Reach:
                     if _is_of_script(held):
                         self._reach(f"{text}.{rest[0]}", held, is_own=False)
                     return
-                is_state = isinstance(value, _MUTABLE) and not is_of_library(
-                    module.__name__
-                )  # of this process: sys.argv
+                # of this process, as sys.argv, or put there by the script
+                is_state = (isinstance(value, _MUTABLE) or _is_of_script(value)) and not is_of_library(module.__name__)
                 is_generator = is_global_generator(getattr(value, "__self__", None))
                 if is_state or (is_denied(f"{module.__name__}.{name}") and not is_generator):
                     self._refuse_value(text, f"{module.__name__}.{name}")
@@ -356,6 +366,10 @@ class Reach:
     def _reach_callable(self, text: str, value: Any, is_own: bool) -> None:
         if isinstance(value, _MEMOIZED):
             self._reach(text, value.__wrapped__, is_own=is_own)
+            results = memoized_results(value)
+            for key in results:
+                self._note(f"a result of {text}", ValueLocation(results, key))
+                self._reach(f"a result of {text}", results[key], is_own=False)
         elif isinstance(value, functools.partial):
             self._names |= {part for part in value.args if isinstance(part, str)}  # partial(getattr, options, "tau")
             for part in (value.func, *value.args, *value.keywords.values()):
@@ -390,6 +404,8 @@ class Reach:
             self._add_class(kind)
             self._add_class(type(kind))
             self._made.update(kind.__mro__)
+            for member in kind if issubclass(kind, Enum) else ():
+                self._reach(f"{text}.{member.name}", member, is_own=False)
         elif not (is_allowed(f"{kind.__module__}.{kind.__qualname__}") or is_value_type(kind)):
             self._refuse_value(text, f"{kind.__module__}.{kind.__qualname__}")
 
@@ -423,6 +439,8 @@ class Reach:
             self._objects.append((text, value, is_own))
 
     def _add_object(self, text: str, value: Any, is_own: bool) -> None:
+        if isinstance(value, Enum):
+            self._reach(text, value._value_, is_own=is_own)
         self._objects.append((text, value, is_own))
         self._add_class(type(value))
 
@@ -469,7 +487,7 @@ def _may_change(value: Any, change: Change) -> bool:
     if change is Change.CHANGED_INSIDE and isinstance(value, CONTAINERS):
         items: Iterable[Any] = value.values() if isinstance(value, Mapping) else value
         return any(isinstance(item, (*_MUTABLE, tuple)) or _is_object(item) for item in items)
-    return bool(change) and (isinstance(value, (*_MUTABLE, types.ModuleType)) or _is_object(value))
+    return bool(change) and (isinstance(value, (*_MUTABLE, _MEMOIZED)) or _is_object(value))
 
 
 def _is_plain(value: Any) -> bool:

@@ -7,6 +7,7 @@ nothing has changed; only if something has, each is checked by itself.
 
 from __future__ import annotations
 
+import gc
 import types
 import weakref
 from collections import deque
@@ -46,6 +47,30 @@ def cells(function: types.FunctionType) -> dict[str, Any]:
         except ValueError:  # an empty cell
             continue
     return found
+
+
+_results: weakref.WeakKeyDictionary[Any, dict[Any, Any]] = weakref.WeakKeyDictionary()
+
+
+def memoized_results(function: Any) -> dict[Any, Any]:
+    """Return the results that a `functools.lru_cache` holds and that may change, by the arguments; one table for all.
+
+    A cache does not show its results; they are those of calls with the same arguments, which do not run the function.
+    """
+    known = _results.setdefault(function, {})
+    tables = [part for part in gc.get_referents(function) if type(part) is dict and part is not function.__dict__]
+    keys = [key for table in tables for key in table] if function.cache_info().currsize else []
+    for key in keys if not function.cache_parameters()["typed"] else ():
+        args = key if isinstance(key, tuple) else (key,)
+        if any(type(part) is object for part in args):  # the mark before keywords
+            pairs = args[[type(part) for part in args].index(object) + 1 :]
+            args, kwargs = args[: -len(pairs) - 1], dict(zip(pairs[::2], pairs[1::2], strict=False))
+        else:
+            kwargs = {}
+        result = function(*args, **kwargs) if all(isinstance(part, PLAIN) for part in (*args, *kwargs)) else None
+        if not isinstance(result, PLAIN):
+            known[key] = result
+    return known
 
 
 def members(owner: Any) -> Mapping[str, Any]:

@@ -13,6 +13,7 @@ import contextlib
 import gc
 import importlib.util
 import io
+import logging
 import math
 import os
 import pickle
@@ -122,6 +123,7 @@ def _restored_process() -> Iterator[None]:
         sys.setrecursionlimit(limit)
         torch.set_default_dtype(precision)
         gc.enable()
+        logging.getLogger("made").handlers.clear()
 
 
 # ── many programs ──────────────────────────────────────────────────────────────────────────────────────────────────

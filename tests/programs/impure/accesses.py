@@ -22,7 +22,7 @@ _ACCESSES = {
     "inner": "def draw(self, x):\n    o = {ref}\n    def inner():\n{inner}\n    return inner()\n",
     "found": "def find(self):\n    return {ref}\ndef draw(self, x):\n    o = find(self)\n{body}\n",
     "dictionary": "def draw(self, x):\n    o = {{'o': {ref}}}.get('o')\n{body}\n",
-    "list": "def draw(self, x):\n    held = []\n    held.append({ref})\n    o = held.pop()\n{body}\n",
+    "list": "def draw(self, x):\n    lent = []\n    lent.append({ref})\n    o = lent.pop()\n{body}\n",
     "object": (
         "class Uses:\n    def __init__(self, o):\n        self.o = o\n    def use(self, block, x):\n        self, o = block, self.o\n{inner}\n"
         "def draw(self, x):\n    return Uses({ref}).use(self, x)\n"
@@ -32,7 +32,7 @@ _ACCESSES = {
     "generator": "def give(self):\n    yield {ref}\ndef draw(self, x):\n    for o in give(self):\n        break\n{body}\n",
     "or": "def draw(self, x):\n    o = None or {ref}\n    assert o is not None\n{body}\n",
     "attribute": "def draw(self, x):\n    self.lent = {ref}\n    o = self.lent\n{body}\n",
-    "default": "def draw(self, x):\n    def get(o={ref}):\n        return o\n    o = get()\n{body}\n",
+    "default": "def draw(self, x):\n    def take(o={ref}):\n        return o\n    o = take()\n{body}\n",
     "partial": _USE + "def draw(self, x):\n    return functools.partial(use, {ref})(x, self)\n",
     "match": "def draw(self, x):\n    o = max([{ref}], key=lambda one: 0)\n{body}\n",
     "reduce": _USE + "def draw(self, x):\n    return functools.reduce(lambda at, o: use(o, x, self), [{ref}], 0)\n",

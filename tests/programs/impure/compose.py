@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from textwrap import indent
 from typing import Any
 
@@ -143,6 +143,8 @@ def generate(seed: int, family: int, count: int) -> Iterator[Program]:
             training = "evaluation"
         elif position == "odd batches":
             training = "uneven"
+        if route.call and position == "loss":
+            position = "middle"
         name = f"program_{seed}_{family}_{number}"
         yield compose(name, effect, place, access, route, position, training, chance)
 
@@ -245,3 +247,9 @@ def _write_main(effect: Effect, place: Place, route: Route, position: str, train
         .replace("{restore}", route.restore or "pass")
         .replace("{seen}", effect.seen.replace("{o}", place.outside) or "None")
     )
+
+
+def compose_pieces(name: str, title: str, effect: Effect, route: Route) -> Program:
+    """Return a program with the effect in the middle block, trained plainly by a schedule that is found."""
+    made = compose(name, effect, Place(""), "named", route, "middle", "plain", random.Random(name))
+    return replace(made, title=title, schedule="auto")

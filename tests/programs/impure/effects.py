@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 FAMILIES = {
+    0: "pure",
     1: "own numpy generator",
     2: "global generator",
     3: "torch generator",
@@ -126,7 +127,7 @@ EFFECTS = [
         ("threading.Lock()", "1.0 if {o}.acquire(blocking=False) else 2.0", "", "", "step % 3 == 2 and {o}.locked() and {o}.release()"),
         ("threading.Semaphore(5)", "float({o}.acquire(blocking=False))"),
         ("threading.RLock()", "len([{o}.acquire() for _ in 'a']) * 0.5"),
-        seen="repr({o})[:30]",
+        seen="type({o})",
     ),
     *_family(
         7,
@@ -174,7 +175,6 @@ EFFECTS = [
         ("torch", "float({o}.get_default_dtype() is torch.float32)", "", "", "torch.set_default_dtype(torch.float64 if step % 2 else torch.float32)"),
         ("0", "sys.getrecursionlimit() % 7 + {o}", "", "", "sys.setrecursionlimit(3000 + step)"),
         ("gc", "float({o}.isenabled())", "", "", "gc.disable() if step % 2 else gc.enable()"),
-        ("0", "len(warnings.filters) % 7 + {o}", "", "", "warnings.simplefilter('ignore' if step % 2 else 'default')"),
         ("0", "float('seven' in sys.modules) + {o}", "", "", "step == 4 and sys.modules.update(seven=sys)"),
     ),
     *_family(

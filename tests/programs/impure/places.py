@@ -93,7 +93,7 @@ _GLOBAL = (
     Place("get()", "kept = []\ndef get():\n    if not kept:\n        kept.append({make})\n    return kept[0]\n"),
     Place("get()", "@functools.singledispatch\ndef choose(x):\n    return None\nhidden = {make}\n@choose.register\ndef _(x: int):\n    return hidden\n"
           "def get():\n    return choose(3)\n"),
-    Place("Kind.A.value", "class Kind(Enum):\n    A = types.SimpleNamespace(thing={make})\n".replace("types.SimpleNamespace(thing={make})", "[{make}]")),
+    Place("Kind.A.value[0]", "class Kind(Enum):\n    A = types.SimpleNamespace(thing={make})\n".replace("types.SimpleNamespace(thing={make})", "[{make}]")),
     Place("Kind.A.get()", "class Kind(Enum):\n    A = 1\n    def get(self):\n        return hidden\nhidden = {make}\n"),
     Place("Kind.A.thing", "class Kind(Enum):\n    A = 1\nKind.A.thing = {make}\n"),
     Place("level.get()", "level = ContextVar('level', default={make})\n"),
