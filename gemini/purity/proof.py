@@ -50,7 +50,7 @@ def find_impure_argument(values: Iterable[Any], model: nn.Module) -> str:
 def _start_at(model: nn.Module) -> Reach:
     reach = Reach({id(one) for parts in (model.modules, model.parameters, model.buffers) for one in parts()})
     for part in model.modules():
-        reach.add_module(part)
+        reach.add_module(part, has_hooks=part is not model)  # its own run in the controller
     for tensor in (*model.parameters(), *model.buffers()):
         reach.add_tensor(tensor)
     return reach

@@ -105,12 +105,12 @@ class Reach:
         self._where = ""
 
     # ── starts ─────────────────────────────────────────────────────────────────────────────────────────────────────
-    def add_module(self, module: nn.Module) -> None:
-        """Add the forward and the attributes of a module; one of a library only calls what the script gave it."""
+    def add_module(self, module: nn.Module, *, has_hooks: bool = True) -> None:
+        """Add the forward, attributes and hooks of a module; one of a library only calls what the script gave it."""
         self._objects.append(("self", module, True))
         self._add_class(type(module))
         given = [(name, value) for name, value in vars(module).items() if name not in _INTERNAL]
-        hooks = [("a hook", hook) for table in hook_tables(module) for hook in table.values()]
+        hooks = [("a hook", hook) for table in hook_tables(module) for hook in table.values() if has_hooks]
         for name, value in (*filter(lambda one: is_held_by_script(one[1]), given), *hooks):
             self.add_value(f"{type(module).__name__}.{name}", value, is_own=True)
 
@@ -435,7 +435,8 @@ class Reach:
             self._names |= {name for part in value.__reduce__()[1] for name in str(part).split(".")}
         elif isinstance(value, Iterator) or not is_value_type(kind):
             self._refuse_value(text, f"{kind.__module__}.{kind.__qualname__}")
-        elif is_of_library(kind.__module__):  # its methods are trusted, its attributes may change: a configuration
+        elif is_of_library(kind.__module__) and not kind.__module__.startswith("torch"):
+            # Its methods are trusted; its attributes may change: a configuration.
             self._objects.append((text, value, is_own))
 
     def _add_object(self, text: str, value: Any, is_own: bool) -> None:
@@ -487,7 +488,11 @@ def _may_change(value: Any, change: Change) -> bool:
     if change is Change.CHANGED_INSIDE and isinstance(value, CONTAINERS):
         items: Iterable[Any] = value.values() if isinstance(value, Mapping) else value
         return any(isinstance(item, (*_MUTABLE, tuple)) or _is_object(item) for item in items)
-    return bool(change) and (isinstance(value, (*_MUTABLE, _MEMOIZED)) or _is_object(value))
+    return (
+        bool(change)
+        and not isinstance(value, Enum)
+        and (isinstance(value, (*_MUTABLE, _MEMOIZED)) or _is_object(value))
+    )
 
 
 def _is_plain(value: Any) -> bool:

@@ -64,8 +64,8 @@ class TwiceInner(nn.Module):
         self.lin = nn.Linear(4, 4)
 
     def forward(self, one, two, extra):
-        assert one is two
-        assert extra["a"] is extra["b"]
+        if one is not two or extra["a"] is not extra["b"]:
+            raise ValueError("a container has been copied")
         y = self.lin(one[0] + two[1] + extra["a"][0])
         if bool((y > 1e9).any()):
             return one[0]

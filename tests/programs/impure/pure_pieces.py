@@ -13,7 +13,9 @@ _SQUARE = (
     "class Square(torch.autograd.Function):\n    @staticmethod\n    def forward(ctx, x):\n        ctx.save_for_backward(x)\n        return x * x\n"
     "    @staticmethod\n    def backward(ctx, g):\n        (x,) = ctx.saved_tensors\n        return 2 * x * g\n"
 )
-_KIND = "class Kind(Enum):\n    A = 'a'\n    B = 'b'\n    def scale(self):\n        return 0.5 if self is Kind.A else 1.5\n"
+_KIND = (
+    "class Kind(Enum):\n    A = 'a'\n    B = 'b'\n    def scale(self):\n        return 0.5 if self is Kind.A else 1.5\n"
+)
 _OUTPUT = (
     "@dataclass\nclass Output(OrderedDict):\n    value: Any = None\n    other: Any = None\n    def __post_init__(self):\n"
     "        for one in dataclasses.fields(self):\n            if getattr(self, one.name) is not None:\n"
@@ -118,9 +120,7 @@ _ROUTES = (
     "overridden", "mixin", "attribute", "callable object", "bound method", "constructor", "context class", "context manager",
     "generator function", "map", "helper", "sequential call", "own callable", "decorated forward", "own enumeration",
 )  # fmt: skip
-PURE = tuple(
-    Effect(0, "", row[1], row[2] if len(row) > 2 else "", row[3] if len(row) > 3 else "") for row in _ROWS
-)
+PURE = tuple(Effect(0, "", row[1], row[2] if len(row) > 2 else "", row[3] if len(row) > 3 else "") for row in _ROWS)
 NAMES = tuple(row[0] for row in _ROWS)
 
 
