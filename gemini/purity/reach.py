@@ -107,6 +107,8 @@ class Reach:
     # ── starts ─────────────────────────────────────────────────────────────────────────────────────────────────────
     def add_module(self, module: nn.Module, *, has_hooks: bool = True) -> None:
         """Add the forward, attributes and hooks of a module; one of a library only calls what the script gave it."""
+        if isinstance(module, torch.jit.ScriptModule):  # compiled: it reaches only what it holds
+            return
         self._objects.append(("self", module, True))
         self._add_class(type(module))
         given = [(name, value) for name, value in vars(module).items() if name not in _INTERNAL]
