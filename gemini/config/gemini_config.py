@@ -78,7 +78,9 @@ class GeminiConfig:
     run_folder: str = _setting(".gemini", readers.word, "DIR", "folder for the artifacts of a run")
     seed: int = _setting(0, readers.seed, "N", "seed of every search")
     strict: bool = _setting(False, readers.flag, "", "raise instead of falling back to a slower path")
-    verify: bool = _setting(False, readers.flag, "", "compare the first steps of every plan with one process, before they count")
+    verify: bool = _setting(
+        False, readers.flag, "", "compare the first steps of every plan with one process, before they count"
+    )
     dry_run: bool = _setting(False, readers.flag, "", "plan and report; end before the first backward pass")
     quiet: bool = _setting(False, readers.flag, "", "print nothing but the output of the script")
 
