@@ -204,7 +204,8 @@ def path_of(stories: list[ModelJournal], said: str) -> tuple[str, str, dict[str,
     for story in stories:
         for path, count in story.steps.items():
             steps[path] = steps.get(path, 0) + count
-        for reason, count in story.reasons.items():
+        for line, count in story.reasons.items():
+            reason = line.partition(": ")[2]
             if not reason.startswith(_WARMING):
                 reasons[reason] = reasons.get(reason, 0) + count
     taken = next((path for path in CallPath if steps.get(path)), CallPath.LOCAL)

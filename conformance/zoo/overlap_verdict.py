@@ -51,7 +51,7 @@ NUDGES, AS_MUCH = 3, 10  # trainings from other last bits, and how much more tha
 MOVED = STEPS * RATE  # how far the steps move a weight whose gradient is 1
 LIMITS = {torch.float64: (1e-9, 1e-9), torch.float32: (1e-5, 1e-4)}
 Trained = dict[str, torch.Tensor | None]
-_FIRST = "the first call of its size shows what is returned"
+_FIRST = "the first call "
 
 
 def objective(output: Any) -> torch.Tensor:
@@ -176,7 +176,8 @@ def _judge(  # noqa: PLR0917
     row["status"] = "equal" if row["worst"] <= 1 else "different"
     row["path"] = next((path for path in CallPath if story.steps.get(path)), CallPath.LOCAL)
     row["plan"], row["demoted"] = story.plan, managed.record.demotions
-    row["why"] = next((reason for reason in story.reasons if reason != _FIRST), "")
+    reasons = [line.partition(": ")[2] for line in story.reasons]
+    row["why"] = next((reason for reason in reasons if not reason.startswith(_FIRST)), "")
     row["reason"] = f"{place}: {row['worst']:.1e} times the limit" if row["status"] == "different" else ""
     return found
 

@@ -7,16 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from gemini.errors import ArtifactError
-from gemini.runtime.run_journal import ModelJournal, journal_files
+from gemini.runtime.run_journal import FORMAT, ModelJournal, journal_files
 
-_FIELDS = ("model", "workers", "plan", "steps", "reasons", "traces")
+_FIELDS = ("model", "workers", "plan", "verification", "steps", "reasons", "modules", "traces", "last_ms")
 
 
 def read_newest(folder: Path) -> list[ModelJournal]:
     """Return the models of the last run that ended; raises ArtifactError."""
     for path in journal_files(folder) if folder.is_dir() else ():
         try:
-            return [_read_entry(entry) for entry in json.loads(path.read_text(encoding="utf-8"))["models"]]
+            return _read_models(json.loads(path.read_text(encoding="utf-8")))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ArtifactError(f"cannot read {path}: {error}\n    → run the script again") from error
     raise ArtifactError(
@@ -25,6 +25,11 @@ def read_newest(folder: Path) -> list[ModelJournal]:
     )
 
 
+def _read_models(content: dict[str, Any]) -> list[ModelJournal]:
+    if content["format"] != FORMAT:
+        raise ValueError(f"it has format {content['format']}, this version reads {FORMAT}")
+    return [_read_entry(entry) for entry in content["models"]]
+
+
 def _read_entry(entry: dict[str, Any]) -> ModelJournal:
-    later = {"verification": entry.get("verification", "")}
-    return ModelJournal(**{name: entry[name] for name in _FIELDS}, last_ms=entry.get("last_ms", []), **later)
+    return ModelJournal(**{name: entry[name] for name in _FIELDS})

@@ -45,6 +45,7 @@ class CallPath(_Text):
 class FallbackReason(_Text):
     """Why a call takes a slower path than the pipelined one."""
 
+    FIRST_CALL = "the first call shows which modules the model calls"
     FIRST_OF_SIZE = "the first call of its size shows what is returned"
     OTHER_SIZES = "its inputs have other sizes than those it was planned for"
     READ_EARLY = "an output was read, or passed to another model, before there was a loss"

@@ -158,12 +158,13 @@ class Rerun:
         self.switch.is_closed = True
         try:
             with without_tensor_hooks(self.parameters):
-                found = torch.autograd.grad(
-                    [self.values[value]], wanted, [gradient], True, create_graph, allow_unused=True
-                )
+                if create_graph:
+                    return list(torch.autograd.grad(
+                        [self.values[value]], wanted, [gradient], create_graph=True, allow_unused=True
+                    ))  # fmt: skip
+                return list(differentiate([self.values[value]], [gradient], wanted, retain_graph=True))
         finally:
             self.switch.is_closed = False
-        return list(found)
 
 
 class StandIn(torch.autograd.Function):  # type: ignore[misc]

@@ -31,12 +31,13 @@ from gemini.atomic_files import write_whole
 from gemini.errors import ArtifactError
 from gemini.runtime.call_outcome import CallPath
 
-FORMAT = 1
+FORMAT = 2
 _KEPT = 20  # files of earlier runs
 _EVERY = 2.0  # seconds between two writes, after the first calls
 _SHARE = 0.25  # and this share of the time since the first: a write adds less the longer a run is
 _FIRST = (1, 2, 4, 8, 16, 32, 64)
 _RENEWED = 16  # calls after which plans are described anew, and again at four times as many
+_NAMED = 3  # modules in a line
 _TIMED = 15  # steps whose durations are retained
 
 
@@ -49,7 +50,8 @@ class ModelJournal:
     plan: str = ""  # stages and schedule, where there is one
     verification: str = ""  # steps that were compared with this process, and their differences
     steps: dict[str, int] = field(default_factory=dict)  # calls by path
-    reasons: dict[str, int] = field(default_factory=dict)  # why a call took a slower path, and how often
+    reasons: dict[str, int] = field(default_factory=dict)  # "path: reason" of calls on a slower path, and how many
+    modules: dict[str, list[str]] = field(default_factory=dict)  # that run in the process of the script, by reason
     traces: list[str] = field(default_factory=list)
     last_ms: list[float] = field(default_factory=list)  # durations of the last steps by that plan
     on_record: ClassVar[Any] = None  # called after each record
@@ -59,9 +61,16 @@ class ModelJournal:
         """Count a call by its path; `reason`: why no faster one."""
         self.steps[path] = self.steps.get(path, 0) + 1
         if reason:
-            self.reasons[reason] = self.reasons.get(reason, 0) + 1
+            line = f"{CallPath(path).label}: {reason}"
+            self.reasons[line] = self.reasons.get(line, 0) + 1
         if self.on_record is not None:
             self.on_record()
+
+    def record_module(self, module: str, reason: str) -> None:
+        """Record why a module of the model runs in the process of the script by eager dispatch."""
+        names = self.modules.setdefault(reason.partition("\n")[0], [])
+        if module not in names:
+            names.append(module)
 
     def describe_plan_by(self, describe_plan: Callable[[], str]) -> None:
         """Set the method that describes the plan, more precisely the more steps have run."""
@@ -90,7 +99,10 @@ class ModelJournal:
             lines.append(f"  plan: {self.plan}{self._measured()}")
         if self.verification:
             lines.append(f"  verified: {self.verification}")
-        lines += [f"  {count} × slower path: {reason}" for reason, count in Counter(self.reasons).most_common()]
+        lines += [f"  {count} × {line}" for line, count in Counter(self.reasons).most_common()]
+        for reason, names in self.modules.items():
+            named = ", ".join(names[:_NAMED]) + (", …" if len(names) > _NAMED else "")
+            lines.append(f"  {len(names)} × local module: {reason} ({named})")
         lines += [f"  trace: {path}" for path in self.traces]
         return "\n".join(lines)
 
@@ -115,7 +127,7 @@ class RunJournal:
 
     def record_local(self, model: str, reason: str) -> None:
         """Record that a model runs in the process of the script; its calls are not counted."""
-        self.models.append(ModelJournal(model, 0, reasons={reason: 1}))
+        self.models.append(ModelJournal(model, 0, reasons={f"{CallPath.LOCAL.label}: {reason}": 1}))
 
     def write(self) -> Path:
         """Write the journal as it is now."""

@@ -52,10 +52,10 @@ def start(
     pool = _get_pool(assign_devices(model, config, count), config.watchdog, str(model_device(model)))
     managed = ManagedModel(model, pool, config.quiet, config.accum_degree or 1, config.strict)
     managed.announces, managed.record.survives = announce, survives and not config.strict
-    managed.record.folder = Path(config.run_folder).resolve() / "failures"
+    folder = Path(config.run_folder).resolve()
+    managed.record.folder = folder / "failures"
+    journal = managed.journal = get_journal(folder, config.quiet).add_model(managed.name, count)
     if planner is not None and len({worker.device.name for worker in pool.workers}) == 1:
-        folder = Path(config.run_folder).resolve()
-        journal = get_journal(folder, config.quiet).add_model(managed.name, count)
         managed.pipelined = PipelinedModel(
             managed, planner, journal, folder / "traces" if config.trace else None, verify=config.verify
         )

@@ -21,6 +21,10 @@ def test_tells_paths_and_reasons(tmp_path: Path, capsys: pytest.CaptureFixture[s
     for _ in range(3):
         story.record("overlapped")
     story.record("dispatched", "softmax over the batch in head")
+    story.record("local", "F.relu is replaced")
+    story.record("dispatched", "softmax over the batch in head")
+    for module in ("a", "b", "a", "c", "d"):
+        story.record_module(module, "it holds tensors that cannot live in shared memory\n    → clone them")
     story.plan = "2 stages, 12 ms a step expected"
     for step_ms in (90.0, 12.6, 13.4, 13.1):
         story.record_time(step_ms)
@@ -28,12 +32,14 @@ def test_tells_paths_and_reasons(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert main(["explain", "--run-folder", str(tmp_path)]) == 0
     text = capsys.readouterr().out
     assert text.splitlines() == [
-        "Net on 2 workers: 3 overlapped, 1 eager dispatch",
+        "Net on 2 workers: 3 overlapped, 2 eager dispatch, 1 local",
         "  plan: 2 stages, 12 ms a step expected; 13 ms measured (median of the last 4)",
-        "  1 × slower path: softmax over the batch in head",
+        "  2 × eager dispatch: softmax over the batch in head",
+        "  1 × local: F.relu is replaced",
+        "  4 × local module: it holds tensors that cannot live in shared memory (a, b, c, …)",
     ]
     assert main(["explain", "--run-folder", str(tmp_path), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)[0]["steps"] == {"overlapped": 3, "dispatched": 1}
+    assert json.loads(capsys.readouterr().out)[0]["steps"] == {"overlapped": 3, "dispatched": 2, "local": 1}
 
 
 def test_without_a_run_says_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -68,7 +74,7 @@ def test_a_model_without_workers_is_explained_too(tmp_path: Path, capsys: pytest
     assert main(["explain", "--run-folder", str(tmp_path)]) == 0
     assert capsys.readouterr().out.splitlines() == [
         "Net in the process of the script",
-        "  1 × slower path: a step of 3 ms is too short to gain from workers",
+        "  1 × local: a step of 3 ms is too short to gain from workers",
     ]
 
 

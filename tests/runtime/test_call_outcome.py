@@ -19,7 +19,7 @@ def test_paths_are_the_keys_of_the_journals_files(tmp_path: Path) -> None:
         model.record(path, FallbackReason.READ_EARLY if path is CallPath.EAGER else "")
     written = json.loads(journal.write().read_text())["models"][0]
     assert written["steps"] == {"overlapped": 1, "undivided": 1, "dispatched": 1, "local": 1}
-    assert written["reasons"] == {str(FallbackReason.READ_EARLY): 1}
+    assert written["reasons"] == {f"eager dispatch: {FallbackReason.READ_EARLY}": 1}
     (found,) = read_newest(tmp_path)
     assert (
         str(found).splitlines()[0] == "Net on 2 workers: 1 overlapped, 1 single micro-batch, 1 eager dispatch, 1 local"

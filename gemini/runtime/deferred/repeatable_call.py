@@ -103,13 +103,13 @@ class RepeatableCall(CallValues):
         rerun = Rerun.of(self.runner.parameters, self.inputs, self.tape.operands, connect)
         pending = cast("PendingCall", self)
         with pending_queue.run_exclusively(pending, again=True), self.context.rewind(), torch.enable_grad():
-            self._check()
             rerun.values = self._eager(rerun.inputs)
             tape = replace(self.tape, operands=rerun.operands)
             replay_tape(tape, range(len(tape.ops)), rerun.values)
             yield rerun
 
     def _rerun(self, connect: bool) -> Rerun:
+        self._check()
         with self.repeat(connect) as rerun:
             return rerun
 

@@ -32,6 +32,7 @@ from gemini.runtime.memory.shared_parameters import SharedParameters
 from gemini.runtime.pool.fault_policy import FaultPolicy
 from gemini.runtime.pool.worker_pool import WorkerPool
 from gemini.runtime.protocol import ClassAttributes, DescribeClasses
+from gemini.runtime.run_journal import ModelJournal
 from gemini.user_code import is_user_module
 
 _NAMED = 3  # modules of a worker in a message
@@ -46,6 +47,7 @@ class PlacedModel:
     ) -> None:
         self.pool, self.micro_batches = pool, micro_batches
         self.name = type(model).__name__
+        self.journal = ModelJournal(self.name, len(pool.workers))  # written where a session has replaced it by its own
         self.record = FaultPolicy(self.name, quiet, strict)
         self.shared_parameters = SharedParameters(pool, model_device(model))
         pool.preload(sorted({kind for m in model.modules() if not is_user_module(kind := type(m).__module__)}))
@@ -162,6 +164,7 @@ class PlacedModel:
 
     def _split_further(self, remote: RemoteModule, reason: str) -> dict[nn.Module, RemoteModule]:
         self.refused[remote.name] = reason
+        self.journal.record_module(remote.name, reason)
         if remote.is_our_fault and self.record.strict:
             raise WorkerError(
                 f"{remote.name} cannot run in worker {remote.worker.index}: {reason}\n"

@@ -26,7 +26,7 @@ from gemini.guards.functional_call import SwappedParametersError, are_computed
 from gemini.ir.hook_tables import has_any_hooks
 from gemini.malloc import trim_if_large
 from gemini.purity.proof import find_impure_argument
-from gemini.runtime.call_outcome import Completed, Deferred, Local, Outcome
+from gemini.runtime.call_outcome import CallPath, Completed, Deferred, FallbackReason, Local, Outcome
 from gemini.runtime.devices.forked_memory import shares_with_parent
 from gemini.runtime.eager.first_call_trace import FirstCallTrace
 from gemini.runtime.eager.microbatches import SplitCall, run_forward
@@ -129,18 +129,18 @@ def _call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
 
 def _call_model(model: nn.Module, managed: ManagedModel, args: Any, kwargs: Any) -> Any:
     """Run a call of a managed model by the fastest path that applies."""
-    if _check_local(model, managed) is not None:
-        return _run_local(model, args, kwargs)
+    if local := _check_local(model, managed):
+        return _run_model_local(model, managed, local.reason, args, kwargs)
     if not managed.planned:
         if is_running_backward():  # a checkpoint runs a local call again
             return ORIGINAL_CALL(model, *args, **kwargs)
         if are_computed([*model.parameters()]):  # temporary, as in functional_call
-            return _run_local(model, args, kwargs)
+            return _run_model_local(model, managed, FallbackReason.SWAPPED_PARAMETERS, args, kwargs)
         if managed.first_call is None or managed.first_call.waits_for_backward:
             return _first_call(model, managed, args, kwargs)
         _place(model, managed, managed.first_call)
-        if _check_local(model, managed) is not None:  # by the workers' class attributes, or their loss
-            return _run_local(model, args, kwargs)
+        if local := _check_local(model, managed):  # by the workers' class attributes, or their loss
+            return _run_model_local(model, managed, local.reason, args, kwargs)
     pipelined = managed.pipelined
     if pipelined is not None and not is_running_backward():
         return run_with_hooks(
@@ -149,6 +149,8 @@ def _call_model(model: nn.Module, managed: ManagedModel, args: Any, kwargs: Any)
         )  # fmt: skip
     if pipelined is None and managed.remote_modules and managed.micro_batches > 1:
         return run_with_hooks(model, args, kwargs, lambda forward, a, k: _run_eager(model, managed, forward, a, k))
+    if pipelined is None:
+        managed.journal.record(CallPath.EAGER if managed.remote_modules else CallPath.LOCAL)
     trim_if_large()
     return ORIGINAL_CALL(model, *args, **kwargs)
 
@@ -177,16 +179,21 @@ def _follow(pipelined: PipelinedModel, outcome: Outcome, model: nn.Module, forwa
 def _run_eager(model: nn.Module, managed: ManagedModel, forward: Any, args: Any, kwargs: Any) -> Any:
     """Run a call by eager dispatch: by micro-batches where that is proven, else the batch as one."""
     # A trial run, or micro-batches, would repeat the effects of impure code.
-    if not (managed.guards.reads.check(model) or find_impure_argument((args, kwargs), model)):
+    reason = managed.guards.reads.check(model) or find_impure_argument((args, kwargs), model)
+    if not reason:
         with run_locally():
             proof = managed.prove_call(model, args, kwargs)
-        if not proof.reason:
+        reason = proof.reason
+        if not reason:
+            managed.journal.record(CallPath.EAGER)
             trim_if_large()
             try:
                 return SplitCall(model, args, kwargs, proof, managed.micro_batches).run()
             except InternalFault as fault:  # nothing is random or written, else the call would not have been split
                 managed.record.demote(f"splitting a batch of {managed.name}", fault)
                 managed.micro_batches = 1
+                return run_forward(model, forward, args, kwargs)
+    managed.journal.record(CallPath.EAGER, f"the batch is not split: {reason}")
     return run_forward(model, forward, args, kwargs)
 
 
@@ -205,6 +212,7 @@ def _place(model: nn.Module, managed: ManagedModel, first_call: FirstCallTrace) 
 
 def _first_call(model: nn.Module, managed: ManagedModel, args: Any, kwargs: Any) -> Any:
     """Trace a call. Modules are placed before the next, so that parts that backward runs again run locally too."""
+    managed.journal.record(CallPath.LOCAL, FallbackReason.FIRST_CALL)
     first_call = FirstCallTrace(model)
     managed.guards.reads.check(model)  # records values before the first run, which may change some
     try:
@@ -266,6 +274,13 @@ def _call_remote(managed: ManagedModel, remote: RemoteModule, forward: Any, args
         _register_remote(managed, managed.split(remote, reason))
     # The call has been undone: run it again, with the modules inside it remote where possible.
     return forward(*args, **kwargs) if not isinstance(forward, nn.Module) else ORIGINAL_CALL(forward, *args, **kwargs)
+
+
+def _run_model_local(model: nn.Module, managed: ManagedModel, reason: str, args: Any, kwargs: Any) -> Any:
+    """Run a call of a model in this process, and count it."""
+    if not is_running_backward():  # else a checkpoint runs an earlier call again
+        managed.journal.record(CallPath.LOCAL, reason.partition("\n")[0])
+    return _run_local(model, args, kwargs)
 
 
 def _run_local(forward: Any, args: Any, kwargs: Any) -> Any:

@@ -86,7 +86,8 @@ class PipelinedModel:
         *,
         verify: bool = False,
     ) -> None:
-        self.managed, self.journal, self.trace = managed, journal, trace
+        self.managed, self.trace = managed, trace
+        self.journal = managed.journal = journal  # of calls by all paths
         self.steps = 0
         self._contents: ModelContents | None = None
         self._checked: ModelVersion | None = None  # the version of the model whose code was inspected last
@@ -109,7 +110,7 @@ class PipelinedModel:
 
     def fall_back(self, outcome: Eager | Local, model: nn.Module, forward: Any) -> Any:
         """Run a call by eager dispatch."""
-        self.record_fallback(outcome.reason)
+        self.record_fallback(outcome.reason, is_local=isinstance(outcome, Local))
         if self._contents is not None:
             self.attributes.materialize(self._contents.model)
         has_failed = True
@@ -195,9 +196,9 @@ class PipelinedModel:
             )  # fmt: skip
         return step
 
-    def record_fallback(self, reason: str) -> None:
+    def record_fallback(self, reason: str, *, is_local: bool = False) -> None:
         """Record that a call runs by eager dispatch, or locally where no module is remote."""
-        is_remote = self.managed.remote_modules and not self.managed.local_reason
+        is_remote = self.managed.remote_modules and not self.managed.local_reason and not is_local
         self.journal.record(CallPath.EAGER if is_remote else CallPath.LOCAL, reason)
 
     def record_failure(self, kind: CallKind, error: Exception) -> None:
@@ -207,7 +208,7 @@ class PipelinedModel:
         kind.failures += 1
         if kind.failures >= _FAILURES:
             kind.plan, kind.reason = None, f"{kind.failures} steps have failed: {describe_failure(error)}"
-        self.record_fallback(describe_failure(error))
+        self.record_fallback(_describe(error))
 
     def _handle_error(self, error: Exception) -> None:
         if isinstance(error, PlanDiffersError):
@@ -261,7 +262,7 @@ class PipelinedModel:
         except Exception as error:
             if not isinstance(error, (SplittingError, MisplacedTensor)):  # these concern the batch, or are logged
                 self._handle_error(error)
-            return given.fall_back(describe_failure(error))
+            return given.fall_back(_describe(error))
         self._record_step(plan)
         return Completed(self.attributes.assign(plan, given.model, output_spec.build(found)))
 
@@ -385,6 +386,11 @@ class PipelinedModel:
             trace = build_trace(kind.timings.apply_to(kind.plan), ran.trace, step_ms, peaks)
             files = trace.save(self.trace / f"{self.managed.name}-{self.steps}")
         self.journal.traces += [str(path) for path in files]
+
+
+def _describe(error: Exception) -> str:
+    """Return why a step has failed; a difference found by verification in its own words."""
+    return str(error) if isinstance(error, PlanDiffersError) else describe_failure(error)
 
 
 def _draw_from_host(plan: StepPlan, model: nn.Module, args: Any, kwargs: Any) -> HostRandomResults | None:

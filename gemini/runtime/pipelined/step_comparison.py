@@ -4,7 +4,8 @@
 the whole batch, so results differ by more than one rounding: sqrt(eps) relative is accepted (3e-4 in float32).
 
     gradients    by norm, relative to the norm of the gradient; a gradient whose terms cancel (a bias in front of a
-                 normalization) consists of rounding alone, so eps^(3/4) of the norm of all gradients is accepted too
+                 normalization) consists of rounding alone, so eps^(3/4) of the norm of all gradients is accepted too;
+                 where all of them cancel, eps^(3/4) of the loss per norm of the weights
     values       by element, relative to the element or to the median element, whichever is larger
     loss         as a value; where its terms cancel, by what eps^(3/4) of all weights would change it by
     others       integers may differ in one element of a thousand: ties of an `argmax` break by rounding
@@ -42,8 +43,8 @@ class Comparison:
     def _cancelled(self) -> float:
         return math.pow(self.eps, 0.75)
 
-    def compare_gradients(self, pairs: Sequence[Pair]) -> None:
-        """Compare the gradients of one loss."""
+    def compare_gradients(self, pairs: Sequence[Pair], scale: Callable[[], float] = lambda: 0.0) -> None:
+        """Compare the gradients of one loss; `scale` is the loss divided by the norm of the tensors."""
         norms = [0.0 if wanted is None else _norm(wanted) for _, _, wanted in pairs]
         least = self._cancelled * math.hypot(*(norm for norm in norms if math.isfinite(norm)))
         for (name, found, wanted), norm in zip(pairs, norms, strict=True):
@@ -56,10 +57,11 @@ class Comparison:
                 continue
             off = _norm(_difference(found, wanted))
             relative = off / norm if math.isfinite(norm) and norm > 0 else 0.0 if off == 0 else math.inf
-            if off > self.accepted * (norm if math.isfinite(norm) else 0.0) + least or math.isnan(off):
+            if off <= self.accepted * (norm if math.isfinite(norm) else 0.0) + least:
+                if norm * self.accepted > least:  # a cancelled gradient has no relative difference
+                    self.gradient = max(self.gradient, relative)
+            elif not off <= self._cancelled * scale():
                 self.faults.append(f"{name} differs by {relative:.1e} of its norm")
-            elif norm * self.accepted > least:  # a cancelled gradient has no relative difference
-                self.gradient = max(self.gradient, relative)
 
     def compare_loss(self, found: torch.Tensor, wanted: torch.Tensor, sensitivity: Callable[[], float]) -> None:
         """Compare the loss; `sensitivity` is the product of the norms of its gradient and of the weights."""

@@ -22,7 +22,8 @@ draw their own random numbers (`rng="fast"`) cannot be compared.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -31,6 +32,7 @@ from torch import nn
 from gemini.batch_analysis.tape_interpreter import FailedValue
 from gemini.errors import GeminiError
 from gemini.log import log_line
+from gemini.malloc import trim
 from gemini.runtime.call_outcome import describe_failure
 from gemini.runtime.deferred import PendingCall, StepResult
 from gemini.runtime.devices.host_memory import MB, available_memory, format_bytes
@@ -115,8 +117,13 @@ class Verification:
 
         Raises PlanDiffersError; buffers and generators are then still those of the workers.
         """
-        began, model = time.perf_counter(), pending.runner.model
-        comparison = self._comparison(kind, pending)
+        began = time.perf_counter()
+        self._finish(kind, prepared, self._compare_step(kind, prepared, pending, root, result), began)
+
+    def _compare_step(
+        self, kind: CallKind, prepared: PreparedLoss, pending: PendingCall, root: int, result: StepResult
+    ) -> Comparison:
+        model, comparison = pending.runner.model, self._comparison(kind, pending)
         with DeferredSignals(), run_locally():
             written = PublishedState(model)
             try:
@@ -130,17 +137,17 @@ class Verification:
             except Exception as error:
                 self._handle_failure(error, kind, prepared, comparison)
             else:
+                size = cache(lambda: total_norm(pending.differentiable(root)))
                 found = pending.ordered_gradients(result, root)
-                comparison.compare_gradients([*zip(_gradient_names(pending, root), found, gradients, strict=True)])
-                trained = pending.runner.parameters
-                comparison.compare_loss(
-                    result.root, wanted, lambda: total_norm(gradients[: len(trained)]) * total_norm(trained)
+                comparison.compare_gradients(
+                    _by_tensor(pending, root, found, gradients), lambda: float(wanted.abs()) / max(size(), 1e-30)
                 )
+                comparison.compare_loss(result.root, wanted, lambda: total_norm(gradients) * size())
                 comparison.compare_values(_read_values(result, rerun.values))
                 written.compare(expected, comparison)
             finally:
                 written.restore()
-        self._finish(kind, prepared, comparison, began)
+        return comparison
 
     def check_outputs(
         self, kind: CallKind, prepared: PreparedLoss, found: list[torch.Tensor], before: PublishedState,
@@ -150,7 +157,14 @@ class Verification:
 
         Raises PlanDiffersError, with that state restored.
         """
-        began, comparison = time.perf_counter(), self._comparison(kind)
+        began = time.perf_counter()
+        self._finish(kind, prepared, self._compare_outputs(kind, prepared, found, before, rerun), began)
+
+    def _compare_outputs(
+        self, kind: CallKind, prepared: PreparedLoss, found: list[torch.Tensor], before: PublishedState,
+        rerun: Callable[[], list[torch.Tensor]],
+    ) -> Comparison:  # fmt: skip
+        comparison = self._comparison(kind)
         with DeferredSignals(), run_locally():
             written = PublishedState(before.model)
             try:
@@ -167,7 +181,7 @@ class Verification:
                 written.compare(expected, comparison)
             finally:
                 (before if comparison.faults else written).restore()
-        self._finish(kind, prepared, comparison, began)
+        return comparison
 
     def _has_time(self, kind: CallKind, plan: StepPlan) -> bool:
         expected_ms = kind.rerun_ms or plan.schedule.ndevs * (kind.timings.last_ms or plan.step_ms)
@@ -201,6 +215,7 @@ class Verification:
 
     def _finish(self, kind: CallKind, prepared: PreparedLoss, comparison: Comparison, began: float) -> None:
         """Record a comparison; raise where it found a difference."""
+        trim()  # the next reruns are far away
         took_ms = (time.perf_counter() - began) * 1e3
         self._spent_ms += took_ms
         kind.rerun_ms = max(kind.rerun_ms, took_ms)
@@ -253,13 +268,24 @@ def _number(what: str, found: list[torch.Tensor], wanted: list[torch.Tensor]) ->
     return [(f"{what} {at}", *pair) for at, pair in enumerate(zip(found, wanted, strict=True))]
 
 
-def _gradient_names(pending: PendingCall, root: int) -> list[str]:
-    """Return a name for each gradient, in the order of `ordered_gradients`."""
+def _by_tensor(
+    pending: PendingCall, root: int, found: Iterable[torch.Tensor | None], wanted: Iterable[torch.Tensor | None]
+) -> list[Pair]:
+    """Return the gradients of each tensor; those of a parameter that the loss reads too are two, and are added."""
     names = {id(parameter): name for name, parameter in pending.runner.model.named_parameters()}
-    trained = [f"the gradient of {names.get(id(one), 'a parameter')}" for one in pending.runner.parameters]
-    inputs = [f"the gradient of input {at}" for at, one in enumerate(pending.inputs) if one.requires_grad]
-    operands = [f"the gradient of value {number} of the loss" for number in pending.trainable_operands(root)]
-    return [*trained, *inputs, *operands]
+    names |= {id(one): f"input {at}" for at, one in enumerate(pending.inputs)}
+    sums: dict[int, tuple[torch.Tensor | None, torch.Tensor | None]] = {}
+    for tensor, one, other in zip(pending.differentiable(root), found, wanted, strict=True):
+        first, second = sums.get(id(tensor), (None, None))
+        sums[id(tensor)] = _add(first, one), _add(second, other)
+    return [(f"the gradient of {names.get(key, 'a tensor of the loss')}", *pair) for key, pair in sums.items()]
+
+
+def _add(one: torch.Tensor | None, other: torch.Tensor | None) -> torch.Tensor | None:
+    """Return the sum of two gradients that may not exist."""
+    if one is None or other is None:
+        return other if one is None else one
+    return one + other
 
 
 def _rerun_bytes(plan: StepPlan) -> float:

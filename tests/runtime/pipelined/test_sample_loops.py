@@ -93,7 +93,9 @@ def test_pictures_of_one_size_are_split(pool: WorkerPool) -> None:
 def test_pictures_of_other_sizes_come_first(pool: WorkerPool) -> None:
     torch.manual_seed(0)
     story = compare(Tower(1, 0.0), [uneven(), uneven(), uneven(), batch(8)], pool)
-    assert story.steps == {"dispatched": 1, CallPath.SINGLE_MICROBATCH: 1, CallPath.OVERLAPPED: 1}, str(story)
+    assert story.steps == {"local": 1, "dispatched": 1, CallPath.SINGLE_MICROBATCH: 1, CallPath.OVERLAPPED: 1}, str(
+        story
+    )
 
 
 class Guarded(Tower):

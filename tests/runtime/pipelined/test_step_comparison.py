@@ -45,6 +45,14 @@ def test_a_gradient_that_cancels_is_judged_by_the_norm_of_all() -> None:
     assert gradients(("w", large, large), ("b", 1e3 * noise, -1e3 * noise))
 
 
+def test_gradients_that_all_cancel_are_judged_by_the_loss() -> None:
+    noise = torch.full((4,), 1e-9)
+    for scale, is_fault in ((1.0, False), (1e-6, True), (NAN, True)):
+        comparison = Comparison(2.0**-23)
+        comparison.compare_gradients([("w", noise, -noise)], lambda s=scale: s)
+        assert bool(comparison.faults) == is_fault
+
+
 def test_a_gradient_on_one_side_only_is_a_difference() -> None:
     one = torch.ones(2)
     assert not gradients(("w", None, None), ("b", one, one))
