@@ -45,6 +45,8 @@ DIST = (
     "profiling/test_link_profile.py::test_two_real_processes",
     "profiling/test_malloc_trim.py",
     "profiling/test_profile_cache.py::test_several_processes",
+    "purity/test_impure_programs.py",
+    "purity/test_pure_programs.py::test_pure_programs_train",
     "report/test_journal.py",
     "runtime/deferred/test_deferred_interop.py::test_a_child_process",
     "runtime/devices/test_device_registry.py",

@@ -14,7 +14,7 @@ from torch import nn
 
 from gemini.capture.memoized import MEMOIZED, uses_rng
 from gemini.guards.base import ChangeGuard
-from gemini.purity.proof import prove_purity
+from gemini.purity.proof import find_impure_argument, prove_purity
 from gemini.purity.value_watch import MISSING, ValueSnapshot, WatchedValue
 from gemini.snapshot.attribute_values import ContentsSnapshot
 
@@ -32,9 +32,9 @@ class ReachedValues(ChangeGuard):
         """Prove again at the next check: the script may have added modules, or functions to them."""
         self.entries, self._snapshot = None, None
 
-    def save(self) -> ReadsBackup:
-        """Save the values, to be restored after trial runs."""
-        return ReadsBackup(self.entries or [])
+    def save(self, module: nn.Module) -> ReadsBackup:
+        """Save the values, to be restored after trial runs of a module."""
+        return ReadsBackup(self.entries or [], module)
 
     def check(self, module: nn.Module) -> str | None:
         """Return why this code cannot run in a worker, nor in a trial run; None if it can."""
@@ -52,9 +52,15 @@ class ReachedValues(ChangeGuard):
 
 
 class ReadsBackup:
-    """Values that code reads, as they were: contents of objects and containers, and attributes of classes."""
+    """Values that code reads, as they were: contents of objects and containers, and attributes of classes.
 
-    def __init__(self, entries: list[WatchedValue]) -> None:
+    Attributes that trial runs add to a module remain, unless they hold what cannot be restored: an iterator, a view of
+    memory.
+    """
+
+    def __init__(self, entries: list[WatchedValue], module: nn.Module) -> None:
+        self._module = module
+        self._attributes = [(part, set(vars(part))) for part in module.modules()]
         found = [(entry, entry.now()) for entry in entries]
         self._contents = ContentsSnapshot([value for _, value in found])
         self._classes = [(entry, value) for entry, value in found if isinstance(entry.place_owner(), type)]
@@ -67,4 +73,13 @@ class ReadsBackup:
                 delattr(entry.place_owner(), entry.key)
             else:
                 setattr(entry.place_owner(), entry.key, value)
-        return ", ".join(filter(None, (self._contents.restore(), "class" if changed else "")))
+        parts = self._contents.restore(), "class" if changed else "", self._remove_added()
+        return ", ".join(filter(None, parts))
+
+    def _remove_added(self) -> str:
+        """Remove added attributes that hold what cannot be restored; return their names."""
+        found = [(part, key) for part, keys in self._attributes for key in vars(part).keys() - keys]
+        impure = [(part, key) for part, key in found if find_impure_argument([vars(part)[key]], self._module)]
+        for part, key in impure:
+            del vars(part)[key]
+        return ", ".join(key for _, key in impure)

@@ -530,6 +530,8 @@ def _is_of_script(value: Any) -> bool:
         return False
     if isinstance(value, (types.FunctionType, type)):
         return is_followed(value.__module__)
+    if isinstance(value, (tuple, frozenset)):
+        return any(map(_is_of_script, value))
     kind = type(value)
     is_known = is_allowed(f"{kind.__module__}.{kind.__qualname__}") or is_value_type(kind)
     return isinstance(value, CONTAINERS) or not (_is_plain(value) or is_known)

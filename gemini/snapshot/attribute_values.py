@@ -130,9 +130,11 @@ def _slots(kind: type) -> list[str]:
 
 
 def _is_user_module(module: str | None) -> bool:
-    """Return whether a module is user code, and not a library."""
+    """Return whether a module is user code, and not a library. Workers do not import user modules."""
+    if module == "__main__" or (module and module not in sys.modules):
+        return True
     file = getattr(sys.modules.get(module or ""), "__file__", None) or ""
-    return module == "__main__" or (bool(file) and not file.startswith(_LIBRARIES))
+    return bool(file) and not file.startswith(_LIBRARIES)
 
 
 def _may_hold_state(module: str) -> bool:

@@ -1,7 +1,7 @@
 """Run generated programs plainly, or over two workers, and compare what they record.
 
     python -m tests.programs.program_runner plain|managed FOLDER      every program of FOLDER/programs.pickle
-    python -m tests.programs.program_runner both FILE                 one program, and what differs
+    python -m tests.programs.program_runner alone NAME                one program by its name, and what differs
 
 Plain runs are children of a process that has not imported Gemini. Managed runs share a process and its workers.
 """
@@ -22,6 +22,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import types
@@ -39,26 +40,26 @@ from tests.programs.impure.compose import Program
 
 SECONDS = 20  # a program takes less than one
 _MANAGED_SECONDS = 1200
-Manage = Callable[[nn.Module, Path], None]
+Record = list[tuple[Any, ...]]
 
 
 class Outcome(NamedTuple):
     """What a program recorded, and the paths and reasons of its managed model."""
 
-    record: list[tuple[Any, ...]]
+    record: Record
     steps: dict[str, int] = {}
     reasons: dict[str, int] = {}
     impurity: str = ""
 
 
 # ── one program ────────────────────────────────────────────────────────────────────────────────────────────────────
-def run_program(program: Program, folder: Path, manage: Callable[[nn.Module], None]) -> list[tuple[Any, ...]]:
+def run_program(program: Program, folder: Path, manage: Callable[[nn.Module], None]) -> Record:
     """Run a program in a folder of its own, and return its record, output and exception."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     (folder / f"{program.name}.py").write_text(program.source)
     (folder / f"{program.name}_helper.py").write_text(program.helper)
-    record: list[tuple[Any, ...]] = []
+    record: Record = []
     output = io.StringIO()
     with _restored_process(), contextlib.redirect_stdout(output), warnings.catch_warnings():
         _enter(folder)
@@ -127,7 +128,7 @@ def _restored_process() -> Iterator[None]:
 
 
 # ── many programs ──────────────────────────────────────────────────────────────────────────────────────────────────
-def run_plain(programs: list[Program], folder: Path) -> dict[str, list[tuple[Any, ...]]]:
+def run_plain(programs: list[Program], folder: Path) -> dict[str, Record]:
     """Return the records of programs, each run in a child of this process."""
     assert "gemini" not in sys.modules
     assert threading.active_count() == 1
@@ -155,7 +156,7 @@ def run_managed(programs: list[Program], folder: Path) -> dict[str, Outcome]:
     _manage(keeper, folder / "keeper", "auto")
     found = {}
     for program in programs:
-        print(program.name, file=sys.stderr, flush=True)
+        print(program.name, file=sys.stderr, flush=True)  # the last one is named if this process ends early
         found[program.name] = _run_managed(program, folder)
         gc.collect()
     return found
@@ -187,17 +188,25 @@ def _manage(model: nn.Module, folder: Path, schedule: str) -> None:
     GeminiCompiler().compiler(model, config=config)
 
 
-def start(programs: list[Program], folder: Path) -> tuple[dict[str, list[tuple[Any, ...]]], dict[str, Outcome]]:
-    """Run programs both ways, in two processes, and return their records and outcomes."""
+def run_both(programs: list[Program], folder: Path) -> tuple[dict[str, Record], dict[str, Outcome]]:
+    """Run programs both ways, in two processes at the same time, and return their records and outcomes."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "programs.pickle").write_bytes(pickle.dumps(programs))
-    found = []
-    for kind in ("plain", "managed"):
-        command = [sys.executable, "-m", "tests.programs.program_runner", kind, str(folder)]
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=_MANAGED_SECONDS, check=False)
+    command = [sys.executable, "-m", "tests.programs.program_runner"]
+    running = {
+        kind: subprocess.Popen([*command, kind, str(folder)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        for kind in ("plain", "managed")
+    }
+    found: list[Any] = []
+    for kind, process in running.items():
+        try:
+            _, errors = process.communicate(timeout=_MANAGED_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            _, errors = process.communicate()
         path = folder / f"{kind}.pickle"
         if not path.exists():
-            raise RuntimeError(f"{kind} runs ended with {ended.returncode}:\n{ended.stderr[-3000:]}")
+            raise RuntimeError(f"{kind} runs ended with {process.returncode}:\n{errors[-3000:]}")
         found.append(pickle.loads(path.read_bytes()))
     return found[0], found[1]
 
@@ -229,9 +238,27 @@ def _is_close(one: torch.Tensor, other: torch.Tensor) -> bool:
     return torch.allclose(one, other, rtol=1e-9, atol=1e-12, equal_nan=True)
 
 
-def has_failed(record: list[tuple[Any, ...]]) -> bool:
+def has_failed(record: Record) -> bool:
     """Return whether a program raised, or recorded nothing."""
     return any(entry[0] in ("error", "no result") for entry in record) or not any(e[0] == "loss" for e in record)
+
+
+def describe_difference(program: Program, plain: Record, outcome: Outcome) -> str:
+    """Return where a program under Gemini differs from `python`, with its source; '' if nowhere."""
+    difference = find_difference(plain, outcome.record)
+    paths = f"{outcome.steps} {outcome.reasons} {outcome.impurity or 'proven pure'}"
+    return f"{program.name}: {program.title}\n{difference}\n{paths}\n{program.source}" if difference else ""
+
+
+def run_alone(name: str) -> None:
+    """Run one generated program both ways and print what differs."""
+    from tests.programs.impure.compose import generate
+
+    seed, family, number = map(int, name.split("_")[1:])
+    program = [*generate(seed, family, number + 1)][number]
+    folder = Path(tempfile.mkdtemp())
+    plain, managed = run_both([program], folder)
+    print(describe_difference(program, plain[name], managed[name]) or f"{program.title}: no difference")
 
 
 def main(kind: str, folder: Path) -> None:
@@ -246,4 +273,7 @@ def main(kind: str, folder: Path) -> None:
 if __name__ == "__main__":
     from tests.programs import program_runner  # outcomes are pickled by this name
 
-    program_runner.main(sys.argv[1], Path(sys.argv[2]))
+    if sys.argv[1] == "alone":
+        program_runner.run_alone(sys.argv[2])
+    else:
+        program_runner.main(sys.argv[1], Path(sys.argv[2]))

@@ -115,7 +115,7 @@ class PlacedModel:
         facts = (signature_of(bind(model, args, kwargs)), Region.current(), torch_flags.current_flags(), modes)
         if facts not in self._proofs:
             away = any(worker.device.where != self.shared_parameters.model_device for worker in self.pool.workers)
-            reads = self.guards.reads.save()
+            reads = self.guards.reads.save(model)
             proof = SplitProof("its workers are on another device") if away else prove_split(model, args, kwargs)
             if changed := reads.restore():
                 proof = SplitProof(f"it modifies values outside the model: {changed}")

@@ -163,7 +163,7 @@ class PlanTable:
         before, began = kind.timings.apply_to(kind.plan), time.perf_counter()
         kind.timings.is_due = False
         kind.changes += 1
-        reads = self.managed.guards.reads.save()
+        reads = self.managed.guards.reads.save(model)
         try:
             with run_locally(), without_hooks(model), preserve_rng_state():
                 plan = self.planner(model, args, kwargs, measured_plan=before)
@@ -217,7 +217,7 @@ class PlanTable:
         shapes = tuple(tuple(tensor.shape) for tensor in call.tensors)
         began = time.perf_counter()
         self.attributes.materialize(model)
-        contents, reads = ContentsSnapshot(call.shared_arguments), self.managed.guards.reads.save()
+        contents, reads = ContentsSnapshot(call.shared_arguments), self.managed.guards.reads.save(model)
         try:
             try:
                 with run_locally(), without_hooks(model), preserve_rng_state():

@@ -67,6 +67,7 @@ class CallGraph:
     inputs: list[torch.Tensor]
     parameters: list[nn.Parameter]
     outputs: list[Any]  # graph edges of differentiable outputs, without their contents
+    check: SideEffectCheck
 
 
 class ServedModule:
@@ -172,7 +173,7 @@ class ModuleServer:
             node = grad_fn_name(tensors[graded.index(True)])
             trained = [parameter for parameter in served.parameters if parameter.requires_grad]
             edges = [edge_of(tensor) if flag else None for tensor, flag in zip(tensors, graded, strict=True)]
-            self.graphs[request.number] = CallGraph(leaves, trained, edges)
+            self.graphs[request.number] = CallGraph(leaves, trained, edges, served.check)
             tensors = [tensor.detach() if flag else tensor for tensor, flag in zip(tensors, graded, strict=True)]
         sent = [tensor if at is None else None for tensor, at in zip(tensors, same, strict=True)]
         new_state = b"" if drawn == self._generator else drawn
@@ -222,6 +223,8 @@ class ModuleServer:
                 found = differentiate(outputs, gradients, wanted, retain_graph=True)
             except BaseException as error:
                 raise ModuleRaised(error) from error
+            if changed := graph.check.find_change():  # by hooks on saved tensors, or functions with their own backward
+                raise Refusal(f"in its backward {changed}")
             if not HOST_RNG.was_used() and get_state(self.device) == before:
                 return Gradients(request.number, list(found))
             set_state(before, self.device)

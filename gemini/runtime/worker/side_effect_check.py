@@ -122,8 +122,12 @@ class SideEffectCheck:
         if changes and failure is not None:
             return "it changes an object among its arguments, and raises"
         self.changes = changes
-        changed = self.snapshot.find_change()
-        return f"in its forward {changed}" if changed else self.reads.find_change()
+        changed = self.find_change()
+        return f"in its forward {changed}" if changed else ""
+
+    def find_change(self) -> str:
+        """Return what has changed of the module, and of what its code reads, since the worker received it."""
+        return self.snapshot.find_change() or self.reads.find_change()
 
 
 class WorkerReads:
