@@ -194,7 +194,9 @@ def run_both(programs: list[Program], folder: Path) -> tuple[dict[str, Record], 
     (folder / "programs.pickle").write_bytes(pickle.dumps(programs))
     command = [sys.executable, "-m", "tests.programs.program_runner"]
     running = {
-        kind: subprocess.Popen([*command, kind, str(folder)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        kind: subprocess.Popen(
+            [*command, kind, str(folder)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        )
         for kind in ("plain", "managed")
     }
     found: list[Any] = []
