@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from gemini.capture import capture
+from gemini.capture.nested_training import refuse_training
 from gemini.errors import CaptureError
 
 
@@ -65,3 +68,22 @@ class Checkpointed(nn.Module):
 
 def test_a_backward_within_a_backward_is_allowed() -> None:
     assert not capture(Checkpointed(), (torch.randn(4, 3, requires_grad=True),)).is_whole
+
+
+def test_captures_of_several_threads_may_overlap():
+    entered, leave = threading.Event(), threading.Event()
+
+    def other():
+        with refuse_training():
+            entered.set()
+            leave.wait(30)
+
+    before = torch.Tensor.backward, torch.autograd.backward
+    thread = threading.Thread(target=other)
+    with refuse_training():
+        thread.start()
+        entered.wait(30)
+    torch.ones(2, requires_grad=True).sum().backward()  # the other thread still refuses its own
+    leave.set()
+    thread.join()
+    assert (torch.Tensor.backward, torch.autograd.backward) == before
