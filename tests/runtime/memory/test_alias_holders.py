@@ -149,6 +149,15 @@ def test_models_with_live_graphs_have_no_holders(name: str) -> None:
     assert output is not None
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*")
+def test_compiled_modules_are_no_holders() -> None:
+    traced = torch.jit.trace(nn.Linear(4, 4), torch.ones(1, 4))
+    assert not find_holders(traced.parameters())
+    held = traced.weight.detach().numpy()
+    assert [*find_holders(traced.parameters())] == [traced.weight.untyped_storage()._cdata]
+    assert held is not None
+
+
 def test_weights_from_files_have_no_holders(tmp_path: Path) -> None:
     save_file = pytest.importorskip("safetensors.torch").save_file
     load_file = pytest.importorskip("safetensors.torch").load_file
