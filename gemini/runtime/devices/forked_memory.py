@@ -69,7 +69,7 @@ def _before_fork() -> None:
     _fork.pipe, _fork.files = None, _find_files()
     try:
         used = sum(os.fstat(descriptor).st_blocks * 512 for descriptor in _fork.files.values())
-        if 0 < used <= _LIMIT:
+        if _fork.files and used <= _LIMIT:
             _fork.pipe = os.pipe()
     except OSError:  # too many open files
         pass
@@ -118,6 +118,7 @@ def _after_in_child() -> None:
         copied = [mapped in files and _make_private(mapped, files[mapped]) for mapped in found]  # all of them
         _shares[0] = _shares[0] or not all(copied)
         _mapped.clear()  # private pages must not be released as if others mapped them
+        os.write(pipe[1], b".")  # a process that another thread forks meanwhile may hold the pipe open
     finally:
         for descriptor in pipe:
             os.close(descriptor)

@@ -21,7 +21,7 @@ import sys
 import types
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import compress
+from itertools import chain, compress
 from typing import Any
 
 import torch
@@ -102,7 +102,8 @@ def _search(storages: list[torch.UntypedStorage]) -> list[int]:
     saves: Counter[int] = Counter()
     unexplained = _unexplained_uses(storages, aliases, saves)
     if unexplained:
-        _add_saved(aliases, saves, wanted, map(_GRAD_FN, tensors))
+        held = chain(_saved_tensors(map(_GRAD_FN, tensors)), _scripted_tensors(heap))
+        _add_held(aliases, saves, wanted, held)
         unexplained = _unexplained_uses(storages, aliases, saves)
     del tensors
     fixed = {storage._cdata for storage in storages if not storage.resizable()} - unexplained
@@ -130,16 +131,29 @@ def _add_bases(aliases: dict[int, torch.Tensor]) -> None:
             aliases.setdefault(id(base), base)
 
 
-def _add_saved(aliases: dict[int, torch.Tensor], saves: Counter[int], wanted: set[int], nodes: Iterable[Any]) -> None:
-    """Add tensors that live graphs have saved for backward, and count how often each is saved."""
-    for tensor in _saved_tensors(nodes):
+def _add_held(
+    aliases: dict[int, torch.Tensor], saves: Counter[int], wanted: set[int], held: Iterable[torch.Tensor]
+) -> None:
+    """Add tensors that objects of C++ hold as tensors, and count how often each is held."""
+    for tensor in held:
         if _storage_of(tensor) in wanted:
             aliases.setdefault(id(tensor), tensor)
             saves[id(tensor)] += 1
     _add_bases(aliases)
 
 
+def _scripted_tensors(heap: list[Any]) -> Iterator[torch.Tensor]:
+    """Yield the tensors of modules compiled by torch.jit, once for each module that has them."""
+    kinds = {kind for kind in {*map(type, heap)} if issubclass(kind, torch.jit.ScriptModule)}
+    for module in compress(heap, map(kinds.__contains__, map(type, heap))):
+        compiled = vars(module).get("_c")
+        if compiled is not None:
+            yield from (one for _, one in torch._C.ParameterDict(compiled).items())
+            yield from (one for _, one in torch._C.BufferDict(compiled).items())
+
+
 def _saved_tensors(nodes: Iterable[Any]) -> Iterator[torch.Tensor]:
+    """Yield the tensors that graphs have saved for backward, once for each node that saved them."""
     seen = {node for node in nodes if node is not None}
     left = [*seen]
     while left:
