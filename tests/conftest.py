@@ -130,8 +130,8 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture
 def trusted_tests(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Trust code of the tests like that of a library: modules count their runs, or act on the worker they run in."""
-    from gemini.purity import allowances, reach
+    from gemini.purity import allowances, value_kinds
 
     trusted = allowances.LIBRARIES | {"tests", request.module.__name__.partition(".")[0]}
-    for module in (allowances, reach):
+    for module in (allowances, value_kinds):
         monkeypatch.setattr(module, "LIBRARIES", trusted)

@@ -15,16 +15,13 @@ and restored around trial runs. A change of any other value (a global counter, a
 
 from __future__ import annotations
 
-import argparse
 import builtins
-import collections
 import functools
 import inspect
 import io
 import operator
 import sys
 import types
-from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from enum import Enum
 from typing import Any
@@ -37,7 +34,6 @@ from gemini.ir.hook_tables import hook_tables
 from gemini.purity.allowances import (
     CONTAINERS,
     DENIED_METHODS,
-    LIBRARIES,
     PLAIN,
     STATEFUL,
     is_allowed,
@@ -47,7 +43,23 @@ from gemini.purity.allowances import (
     is_value_type,
 )
 from gemini.purity.bytecode import functions_of
-from gemini.purity.code_reads import Change, CodeReads, NameChain, read_code
+from gemini.purity.code_reads import Change, NameChain, read_code
+from gemini.purity.value_kinds import (
+    COMPILED,
+    MADE_METHODS,
+    MEMOIZED,
+    MUTABLE,
+    changes_self,
+    defaults_of,
+    implied_methods,
+    is_code,
+    is_followed,
+    is_held_by_script,
+    is_object,
+    is_of_script,
+    is_plain,
+    may_change,
+)
 from gemini.purity.value_watch import (
     MISSING,
     ValueLocation,
@@ -61,21 +73,7 @@ from gemini.purity.value_watch import (
 )
 
 _BUILTINS = frozenset(vars(builtins))  # before the script may have added some
-_MEMOIZED = functools._lru_cache_wrapper
-_COMPILED = (
-    types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, types.MethodWrapperType,
-    types.ClassMethodDescriptorType, types.GetSetDescriptorType, types.MemberDescriptorType,
-)  # fmt: skip
-_MUTABLE = (
-    list, dict, set, deque, bytearray, np.ndarray, torch.Tensor, collections.UserDict, collections.UserList,
-    collections.ChainMap,
-)  # fmt: skip
 _SLOTS = (types.GetSetDescriptorType, types.MemberDescriptorType)
-_NAMESPACES = (types.SimpleNamespace, argparse.Namespace)
-_MADE = frozenset(["__init__", "__new__", "__post_init__", "__init_subclass__", "__set_name__"])  # run on a new object
-_UNUSED = frozenset(
-    ["__hash__", "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__getnewargs__", "__getnewargs_ex__"]
-)
 _FUNCTION_PARTS = frozenset(["forward", "backward", "setup_context", "jvp", "vmap"])  # of an autograd function
 _INTERNAL = frozenset(vars(nn.Module()))
 
@@ -164,7 +162,7 @@ class Reach:
             self._refuse(f"assigns the global {min(reads.stored_globals)}")
         if reads.stored_cells:
             self._refuse(f"assigns {min(reads.stored_cells)}, a variable around it")
-        around, defaults = cells(function), _defaults(function)
+        around, defaults = cells(function), defaults_of(function)
         for chain in sorted(reads.chains):
             if chain.root == "global":
                 self._resolve_global(function, chain)
@@ -179,8 +177,8 @@ class Reach:
             elif chain.root == "default" and chain.names[0] in defaults:
                 self._descend(chain, defaults[chain.names[0]])
         for name, value in defaults.items():
-            if not _is_plain(value):
-                self._note(name, ValueLocation(function, name, _defaults))
+            if not is_plain(value):
+                self._note(name, ValueLocation(function, name, defaults_of))
                 self._reach(name, value, is_own=False)
         self._objects.append((function.__name__, function, False))
 
@@ -222,17 +220,17 @@ class Reach:
                 value = getattr(module, name, MISSING) if not is_followed(module.__name__) else MISSING
             if isinstance(value, types.ModuleType):
                 continue
-            if is_followed(module.__name__) or isinstance(value, (*_MUTABLE, *PLAIN)):
+            if is_followed(module.__name__) or isinstance(value, (*MUTABLE, *PLAIN)):
                 self._read.setdefault(name, text)
                 self._note(text, ValueLocation(vars(module), name))
             if not is_followed(module.__name__):
-                if is_allowed(f"{module.__name__}.{name}") and not _is_of_script(value):
+                if is_allowed(f"{module.__name__}.{name}") and not is_of_script(value):
                     held = inspect.getattr_static(value, rest[0], MISSING) if rest else MISSING
-                    if _is_of_script(held):
+                    if is_of_script(held):
                         self._reach(f"{text}.{rest[0]}", held, is_own=False)
                     return
                 # of this process, as sys.argv, or put there by the script
-                is_state = (isinstance(value, _MUTABLE) or _is_of_script(value)) and not is_of_library(module.__name__)
+                is_state = (isinstance(value, MUTABLE) or is_of_script(value)) and not is_of_library(module.__name__)
                 is_generator = is_global_generator(getattr(value, "__self__", None))
                 if is_state or (is_denied(f"{module.__name__}.{name}") and not is_generator):
                     self._refuse_value(text, f"{module.__name__}.{name}")
@@ -247,17 +245,17 @@ class Reach:
             if self._is_own(value) or isinstance(value, (type, types.ModuleType, torch.Tensor)):
                 return
             if name not in members(value):
-                if _is_object(value) and type(value).__dictoffset__:
+                if is_object(value) and type(value).__dictoffset__:
                     self._note(f"{text}.{name}", ValueLocation(value, name, vars))
                 return
             text, value = f"{text}.{name}", members(value)[name]
-            if at == len(names) - 1 and _may_change(value, change) and not self._is_own(value):
+            if at == len(names) - 1 and may_change(value, change) and not self._is_own(value):
                 self._refuse(f"changes {text}")
 
     def _check_class_write(self, chain: NameChain, kind: type) -> None:
         """Refuse a change of a container that belongs to a class, through an object of it."""
         held = next((vars(one)[chain.names[0]] for one in kind.__mro__ if chain.names[0] in vars(one)), None)
-        if chain.change and len(chain.names) == 1 and isinstance(held, _MUTABLE) and not self._shadows(chain, kind):
+        if chain.change and len(chain.names) == 1 and isinstance(held, MUTABLE) and not self._shadows(chain, kind):
             self._refuse(f"changes {kind.__name__}.{chain.names[0]}")
 
     def _shadows(self, chain: NameChain, kind: type) -> bool:
@@ -274,7 +272,7 @@ class Reach:
         inherited = {name for one in kind.__mro__[1:] for name in self._names & vars(one).keys()}
         for name in (inherited | self._asked_names()) - vars(kind).keys():
             self._note(f"{kind.__name__}.{name}", ValueLocation(kind, name, vars))
-        for name in self._named(vars(kind), _MADE if kind in self._made else frozenset()):
+        for name in self._named(vars(kind), MADE_METHODS if kind in self._made else frozenset()):
             if (id(kind), name) in self._done or isinstance(vars(kind)[name], _SLOTS):
                 continue
             self._done.add((id(kind), name))
@@ -307,9 +305,9 @@ class Reach:
     def _check_object_writes(self, text: str, value: Any) -> None:
         """Refuse methods in reach that change an object which the model does not own."""
         for kind in type(value).__mro__ if is_followed(type(value).__module__) else ():
-            for name in (self._names | _implied(vars(kind))) & vars(kind).keys() - _MADE:
+            for name in (self._names | implied_methods(vars(kind))) & vars(kind).keys() - MADE_METHODS:
                 for reads in (read_code(one.__code__) for one in functions_of(vars(kind)[name])):
-                    if _changes_self(reads, value):
+                    if changes_self(reads, value):
                         self._refuse(f"calls {text}.{name}, which changes it")
         if isinstance(value, (nn.Module, types.FunctionType, types.ModuleType)):
             return
@@ -325,16 +323,16 @@ class Reach:
         """Return the names in a table that code in reach uses."""
         if self._takes_all:
             return sorted(name for name in table if name[:2] != "__" or name in self._names)
-        names = (self._names - _MADE) | more | _implied(table)
+        names = (self._names - MADE_METHODS) | more | implied_methods(table)
         if not self._takes_any:
             return sorted(names & table.keys())
-        return sorted(name for name in table if name in names or not (name[:2] == "__" or _is_code(table[name])))
+        return sorted(name for name in table if name in names or not (name[:2] == "__" or is_code(table[name])))
 
     # ── values ─────────────────────────────────────────────────────────────────────────────────────────────────────
     def _reach(self, text: str, value: Any, *, is_own: bool, change: Change = Change.READ) -> None:
-        if self.reason or _is_plain(value):
+        if self.reason or is_plain(value):
             return
-        if _may_change(value, change) and not is_own and not self._is_own(value):
+        if may_change(value, change) and not is_own and not self._is_own(value):
             self._refuse(f"changes {text}")
         if isinstance(value, types.MethodType):
             if not is_global_generator(value.__self__):
@@ -347,7 +345,7 @@ class Reach:
         self._kept.append(value)
         if isinstance(value, CONTAINERS):
             self._reach_items(text, value, is_own)
-        elif isinstance(value, (types.FunctionType, _MEMOIZED, functools.partial, *_COMPILED)):
+        elif isinstance(value, (types.FunctionType, MEMOIZED, functools.partial, *COMPILED)):
             self._reach_callable(text, value, is_own)
         elif isinstance(value, type):
             self._reach_class(text, value)
@@ -360,13 +358,13 @@ class Reach:
         self._set = text if isinstance(value, set) else self._set
         items: Iterable[Any] = (*value, *value.values()) if isinstance(value, Mapping) else value
         for item in items:
-            if not _is_plain(item):
+            if not is_plain(item):
                 self._reach(f"an item of {text}", item, is_own=is_own)
         if type(value) not in CONTAINERS and is_followed(type(value).__module__):
             self._add_object(text, value, is_own)
 
     def _reach_callable(self, text: str, value: Any, is_own: bool) -> None:
-        if isinstance(value, _MEMOIZED):
+        if isinstance(value, MEMOIZED):
             self._reach(text, value.__wrapped__, is_own=is_own)
             results = memoized_results(value)
             for key in results:
@@ -431,7 +429,7 @@ class Reach:
         elif isinstance(value, np.ndarray):
             if value.dtype.hasobject or isinstance(value, np.memmap):
                 self._refuse_value(text, "an array of Python objects or of a file")
-        elif _is_object(value) and not isinstance(value, io.IOBase):
+        elif is_object(value) and not isinstance(value, io.IOBase):
             self._add_object(text, value, is_own)
         elif kind in (operator.attrgetter, operator.methodcaller):
             self._names |= {name for part in value.__reduce__()[1] for name in str(part).split(".")}
@@ -464,89 +462,3 @@ class Reach:
 
     def _refuse(self, what: str) -> None:
         self.reason = self.reason or f"{self._where} {what}"
-
-
-def is_followed(module: str | None) -> bool:
-    """Return whether code of a module is followed: the script's, and that of unknown libraries in Python."""
-    name = module or "__main__"
-    root = name.partition(".")[0]
-    if name == "__main__":
-        return True
-    if root in sys.stdlib_module_names or root in LIBRARIES or root == "numpy":
-        return False
-    file = getattr(sys.modules.get(name), "__file__", None) or ".py"
-    return file.endswith((".py", ".pyc"))
-
-
-def _is_object(value: Any) -> bool:
-    """Return whether a value holds attributes that are followed."""
-    if isinstance(value, (type, nn.Module, types.FunctionType, *CONTAINERS)):
-        return False
-    return isinstance(value, _NAMESPACES) or is_followed(type(value).__module__)
-
-
-def _may_change(value: Any, change: Change) -> bool:
-    """Return whether code that does this to a value may change it."""
-    if change is Change.CHANGED_INSIDE and isinstance(value, CONTAINERS):
-        items: Iterable[Any] = value.values() if isinstance(value, Mapping) else value
-        return any(isinstance(item, (*_MUTABLE, tuple)) or _is_object(item) for item in items)
-    return (
-        bool(change)
-        and not isinstance(value, Enum)
-        and (isinstance(value, (*_MUTABLE, _MEMOIZED)) or _is_object(value))
-    )
-
-
-def _is_plain(value: Any) -> bool:
-    """Return whether a value never changes and runs no code of the script, as a subclass or an enumeration may."""
-    return isinstance(value, PLAIN) and not is_followed(type(value).__module__)
-
-
-def _implied(table: Mapping[str, Any]) -> set[str]:
-    """Return the special methods in a table of a class, which code calls without naming them."""
-    found = {name for name in table if name[:2] == name[-2:] == "__"} - _MADE - _UNUSED
-    return {name for name in found if _is_code(table[name])}
-
-
-def _is_code(member: Any) -> bool:
-    return any(True for _ in functions_of(member)) or isinstance(member, (staticmethod, classmethod))
-
-
-def _changes_self(reads: CodeReads, owner: Any) -> bool:
-    held = members(owner)
-    written = [chain.names[0] for chain in reads.chains if chain.root == "self" and chain.change]
-    return reads.stores_self or any(isinstance(held.get(name), _MUTABLE) for name in written)
-
-
-def _defaults(function: types.FunctionType) -> dict[str, Any]:
-    code, values = function.__code__, function.__defaults__ or ()
-    names = code.co_varnames[: code.co_argcount]
-    return {**dict(zip(names[len(names) - len(values) :], values, strict=False)), **(function.__kwdefaults__ or {})}
-
-
-def _is_of_script(value: Any) -> bool:
-    """Return whether a value under a name of a library may have been put there by the script."""
-    if value is MISSING or isinstance(value, (types.ModuleType, property, staticmethod, classmethod, *_COMPILED)):
-        return False
-    if isinstance(value, (types.FunctionType, type)):
-        return is_followed(value.__module__)
-    if isinstance(value, (tuple, frozenset)):
-        return any(map(_is_of_script, value))
-    kind = type(value)
-    is_known = is_allowed(f"{kind.__module__}.{kind.__qualname__}") or is_value_type(kind)
-    return isinstance(value, CONTAINERS) or not (_is_plain(value) or is_known)
-
-
-def is_held_by_script(value: Any) -> bool:
-    """Return whether an attribute of a library's module is code of the script: a function, or a callable object."""
-    if isinstance(value, types.MethodType):
-        value = value.__func__
-    if isinstance(value, functools.partial):
-        return is_held_by_script(value.func)
-    if isinstance(value, types.FunctionType):
-        return is_followed(value.__module__)
-    return (
-        callable(value)
-        and not isinstance(value, (type, nn.Module, torch.Tensor))
-        and is_followed(type(value).__module__)
-    )

@@ -47,9 +47,9 @@ class Outcome(NamedTuple):
     """What a program recorded, and the paths and reasons of its managed model."""
 
     record: Record
-    steps: dict[str, int] = {}
-    reasons: dict[str, int] = {}
-    impurity: str = ""
+    steps: dict[str, int]
+    reasons: dict[str, int]
+    impurity: str
 
 
 # ── one program ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -227,7 +227,9 @@ def find_difference(one: Any, other: Any, where: str = "record") -> str:
         return next(filter(None, parts), "")
     if isinstance(one, (float, np.floating)):
         return (
-            "" if abs(one - other) <= 1e-9 * max(abs(one), 1e-3) or one != one else f"{where}: {one!r} became {other!r}"
+            ""
+            if abs(one - other) <= 1e-9 * max(abs(one), 1e-3) or math.isnan(one)
+            else f"{where}: {one!r} became {other!r}"
         )
     return "" if one == other else f"{where}: {one!r:.300} became {other!r:.300}"
 

@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from textwrap import indent
-from typing import Any
+from typing import Any, NamedTuple
 
 from tests.programs.impure.accesses import ACCESSES, write_draw
 from tests.programs.impure.effects import EFFECTS, FAMILIES, Effect
@@ -115,6 +115,17 @@ POSITIONS = {
 }  # fmt: skip
 
 
+class Pieces(NamedTuple):
+    """What a program is composed of."""
+
+    effect: Effect
+    place: Place
+    access: str
+    route: Route
+    position: str
+    training: str
+
+
 @dataclass(frozen=True)
 class Program:
     """The source of one program and of its helper module."""
@@ -146,32 +157,25 @@ def generate(seed: int, family: int, count: int) -> Iterator[Program]:
         if route.call and position == "loss":
             position = "middle"
         name = f"program_{seed}_{family}_{number}"
-        yield compose(name, effect, place, access, route, position, training, chance)
+        yield compose(name, Pieces(effect, place, access, route, position, training), chance)
 
 
-def compose(
-    name: str,
-    effect: Effect,
-    place: Place,
-    access: str,
-    route: Route,
-    position: str,
-    training: str,
-    chance: random.Random,
-) -> Program:
+def compose(name: str, pieces: Pieces, chance: random.Random) -> Program:
     """Return the program of these pieces."""
+    effect, place, access, route, position, training = pieces
     helper_name = f"{name}_helper"
-    place = place if effect.make else Place("")
+    if not effect.make:
+        place, access = Place(""), "named"
+        pieces = pieces._replace(place=place, access=access)
     title = (
         f"{FAMILIES[effect.family]}: {effect.name} | {place.ref} | {access} | {route.name} | {position} | {training}"
     )
     code, helper = _fill(place.code, effect.make, helper_name), _fill(place.helper, effect.make, helper_name)
-    access = access if effect.make else "named"
     parts = [
         f'"""{title}"""\n'.replace("\\", ""), IMPORTS, f"import {helper_name} as helper\n", effect.code, code,
         write_draw(access, place.ref, effect.lines, effect.value).replace("{helper}", helper_name),
-        route.code, _write_block(effect, place, route, position), _write_model(route, chance),
-        _write_main(effect, place, route, position, training, chance),
+        route.code, _write_block(pieces), _write_model(route, chance),
+        _write_main(pieces, chance),
     ]  # fmt: skip
     helper_text = (
         IMPORTS
@@ -187,7 +191,8 @@ def _fill(text: str, make: str, helper: str) -> str:
     return text.replace("{make}", make).replace("{helper}", helper)
 
 
-def _write_block(effect: Effect, place: Place, route: Route, position: str) -> str:
+def _write_block(pieces: Pieces) -> str:
+    effect, place, route, position = pieces.effect, pieces.place, pieces.route, pieces.position
     bases, body = route.bases, _fill(place.body, effect.make, "")
     if body == "BASES = Mixin":
         bases, body = f"Mixin, {bases}", ""
@@ -225,7 +230,8 @@ def _write_model(route: Route, chance: random.Random) -> str:
     return MODEL.format(drop=drop, taken=", callback=None" if is_called else "", inner=inner)
 
 
-def _write_main(effect: Effect, place: Place, route: Route, position: str, training: str, chance: random.Random) -> str:
+def _write_main(pieces: Pieces, chance: random.Random) -> str:
+    effect, place, _, route, position, training = pieces
     if position == "loss":
         blocks = "Clean(), Clean(), Clean()"
     else:
@@ -251,5 +257,5 @@ def _write_main(effect: Effect, place: Place, route: Route, position: str, train
 
 def compose_pieces(name: str, title: str, effect: Effect, route: Route) -> Program:
     """Return a program with the effect in the middle block, trained plainly by a schedule that is found."""
-    made = compose(name, effect, Place(""), "named", route, "middle", "plain", random.Random(name))
+    made = compose(name, Pieces(effect, Place(""), "named", route, "middle", "plain"), random.Random(name))
     return replace(made, title=title, schedule="auto")
