@@ -22,6 +22,7 @@ DIST = (
     "cli/test_partition.py::test_json_and_files",
     "cli/test_profile_cli.py::test_the_link",
     "cli/test_python.py",
+    "cli/test_saved_files.py",
     "cli/test_schedule_cli.py::test_a_plan_can_be_saved_into_a_pipe",
     "cli/test_schedule_cli.py::test_a_reader_that_goes_away",
     "cli/test_schedule_cli.py::test_as_a_process",
