@@ -131,8 +131,7 @@ def _record_run(session: Session) -> None:
         from gemini.launcher.defaults import load_config
 
         config = load_config(session, state.folder)
-        folder = Path(config.run_folder).resolve()
-        if not config.dry_run and any(folder.glob("explain-*.json")):  # else no earlier run would be reported instead
+        if not config.dry_run:
             from gemini.runtime.run_journal import record_idle_run
 
-            record_idle_run(folder)
+            record_idle_run(Path(config.run_folder).resolve())
