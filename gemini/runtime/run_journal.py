@@ -21,7 +21,6 @@ import contextlib
 import json
 import os
 import statistics
-import sys
 import time
 import weakref
 from collections import Counter
@@ -33,6 +32,7 @@ from typing import Any, ClassVar
 from gemini.atomic_files import write_whole
 from gemini.cache_files import cache_folder, evict_oldest, hash_facts
 from gemini.errors import ArtifactError
+from gemini.log import log_line
 from gemini.runtime.call_outcome import CallPath
 
 FORMAT = 1
@@ -159,7 +159,7 @@ class RunJournal:
         if not self.quiet:
             reason = str(error).partition("\n")[0]
             with contextlib.suppress(OSError, ValueError, AttributeError):  # standard error is closed
-                sys.stderr.write(f"gemini: {reason}: gemini explain will not show this run\n")
+                log_line(f"gemini: {reason}: gemini explain will not show this run")
         self.quiet = True
 
 
