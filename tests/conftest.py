@@ -19,6 +19,7 @@ DIST = (
     "cache/test_plan_cache.py::test_another_process_finds_it",
     "cli/test_ast.py::test_nothing_but_the_result_is_said",
     "cli/test_main.py::test_only_the_chosen_command_is_imported",
+    "cli/test_misplaced_options.py",
     "cli/test_partition.py::test_json_and_files",
     "cli/test_profile_cli.py::test_the_link",
     "cli/test_python.py",
