@@ -183,10 +183,7 @@ class PlacedModel:
         self.shared_parameters.release()
         if self.record.strict:
             raise WorkerError(f"{self.name} cannot run in its workers any more: {reason}")
-        first = reason.partition("\n")[0].partition("; its stacks:")[0]
-        remedy = reason.rpartition("\n    → ")[2] if "\n    → " in reason else ""
-        what = f"{first} → {remedy}" if remedy else first
-        self.record.say(f"{self.name} runs in this process from now on: {what}", once="given up")
+        self.record.report_loss(reason)
 
     @property
     def demotions(self) -> int:
