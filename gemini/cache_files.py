@@ -4,6 +4,7 @@
         graphs/KEY/               captured graphs (`gemini.cache.graphs`)
         profiles/KEY.json         measurements of nodes (`gemini.profiling.profile_cache`)
         plans/KEY.json            step plans (`gemini.cache.plans`)
+        runs/KEY.json             the last run without workers, by run folder (`gemini.runtime.run_journal`)
 
 A cache is never an error: an entry that cannot be written is not there, and processes that share a folder see whole
 entries only.
@@ -58,10 +59,10 @@ def mark_used(path: Path) -> None:
         os.utime(path)
 
 
-def evict_oldest(folder: Path, limit: int) -> None:
-    """Remove the least recently used entries beyond `limit`."""
+def evict_oldest(folder: Path, limit: int, pattern: str = "[!.]*") -> None:
+    """Remove the least recently used entries of a pattern beyond `limit`."""
     with suppress(OSError):
-        entries = sorted((path for path in folder.iterdir() if path.name[0] != "."), key=_modification_time)
+        entries = sorted(folder.glob(pattern), key=_modification_time)
         for path in entries[:-limit]:
             if path.is_dir():
                 shutil.rmtree(path, ignore_errors=True)

@@ -7,6 +7,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from gemini.config.gemini_config import GeminiConfig
+from gemini.log import log_line
 
 if TYPE_CHECKING:
     from torch import nn
@@ -29,7 +30,10 @@ def show(
         table = Table.grid(padding=(0, 2))
         for name, text in rows(model, plan, trained_by, config, single_ms):
             table.add_row(f"[dim]{name}[/dim]", text)
-        Console(file=sys.stderr, highlight=False).print(Panel(table, title="Gemini", expand=False))
+        console = Console(file=sys.stderr, highlight=False)
+        with console.capture() as rendered:
+            console.print(Panel(table, title="Gemini", expand=False))
+        log_line(rendered.get().removesuffix("\n"))
     except (OSError, ValueError):  # standard error is closed
         pass
     finally:

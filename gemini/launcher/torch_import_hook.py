@@ -100,8 +100,10 @@ def _apply_event(event: Callable[[ModelDiscovery], None]) -> None:
         if state.session["flags"].get("strict"):
             raise
         if not state.session["quiet"]:
+            from gemini.log import log_line
+
             reason = f"{type(fault).__name__}: {fault}"
-            sys.stderr.write(f"gemini: the program runs as under python: model discovery failed: {reason}\n")
+            log_line(f"gemini: the program runs as under python: model discovery failed: {reason}")
         state.session = None
 
 
@@ -116,9 +118,11 @@ def _end_run() -> None:
     if found is None or not found.models:
         from contextlib import suppress
 
+        from gemini.log import log_line
+
         what = _NOTHING if found is None or not found.layers else _LAYERS
         with suppress(OSError, ValueError, AttributeError):  # standard error is closed
-            sys.stderr.write(f"gemini: {what}: the program ran as under python\n")
+            log_line(f"gemini: {what}: the program ran as under python")
 
 
 def _record_run(session: Session) -> None:
@@ -131,8 +135,7 @@ def _record_run(session: Session) -> None:
         from gemini.launcher.defaults import load_config
 
         config = load_config(session, state.folder)
-        folder = Path(config.run_folder).resolve()
-        if not config.dry_run and any(folder.glob("explain-*.json")):  # else no earlier run would be reported instead
+        if not config.dry_run:
             from gemini.runtime.run_journal import record_idle_run
 
-            record_idle_run(folder)
+            record_idle_run(Path(config.run_folder).resolve())

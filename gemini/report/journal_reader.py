@@ -14,7 +14,7 @@ _FIELDS = ("model", "workers", "plan", "verification", "steps", "reasons", "modu
 
 def read_newest(folder: Path) -> list[ModelJournal]:
     """Return the models of the last run that ended; raises ArtifactError."""
-    for path in journal_files(folder) if folder.is_dir() else ():
+    for path in journal_files(folder):
         try:
             return _read_models(json.loads(path.read_text(encoding="utf-8")))
         except (OSError, ValueError, KeyError, TypeError) as error:

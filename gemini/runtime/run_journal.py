@@ -7,8 +7,11 @@ Paths (`CallPath`), the fastest first:
     eager dispatch        the forward runs in the controller, its remote modules in the workers, one batch at a time
     local                 in the process of the script
 
-Written when the process ends, also by `os._exit`, one file per process, and periodically for processes that are killed.
-`gemini explain` reads the newest.
+Written when the process ends, also by `os._exit`, and periodically for processes that are killed. `gemini explain`
+reads the newest of
+
+    RUN_FOLDER/explain-PID.json      of each process that used workers
+    CACHE/runs/KEY.json              of the last process that used none: it makes no run folder
 """
 
 from __future__ import annotations
@@ -18,7 +21,6 @@ import contextlib
 import json
 import os
 import statistics
-import sys
 import time
 import weakref
 from collections import Counter
@@ -28,11 +30,14 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from gemini.atomic_files import write_whole
+from gemini.cache_files import cache_folder, evict_oldest, hash_facts
 from gemini.errors import ArtifactError
+from gemini.log import log_line
 from gemini.runtime.call_outcome import CallPath
 
 FORMAT = 2
 _KEPT = 20  # files of earlier runs
+_KEPT_LOCAL = 200  # run folders whose last run without workers is recorded
 _EVERY = 2.0  # seconds between two writes, after the first calls
 _SHARE = 0.25  # and this share of the time since the first: a write adds less the longer a run is
 _FIRST = (1, 2, 4, 8, 16, 32, 64)
@@ -131,13 +136,15 @@ class RunJournal:
 
     def write(self) -> Path:
         """Write the journal as it is now."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        path = self.folder / f"explain-{self.owner}.json"
+        uses_workers = any(model.workers for model in self.models)
+        path = self.folder / f"explain-{self.owner}.json" if uses_workers else _local_file(self.folder)
+        path.parent.mkdir(parents=True, exist_ok=True)
         content = {"format": FORMAT, "time": time.time(), "models": [asdict(model) for model in self.models]}
-        write_whole(path, json.dumps(content, indent=1) + "\n")
-        for old in journal_files(self.folder)[_KEPT:]:
-            with contextlib.suppress(OSError):
-                old.unlink()
+        write_whole(path, json.dumps(content, indent=1) + "\n", sync=uses_workers)
+        if uses_workers:
+            evict_oldest(self.folder, _KEPT, "explain-*.json")
+        else:
+            evict_oldest(path.parent, _KEPT_LOCAL)
         return path
 
     def _on_record(self) -> None:
@@ -159,7 +166,7 @@ class RunJournal:
                 for model in self.models if renews else ():
                     model.refresh_plan()
                 self.write()
-            except (ArtifactError, OSError) as error:  # a full disk must not fail the run
+            except (ArtifactError, OSError, RuntimeError) as error:  # a full disk, or no home, must not fail the run
                 self._complain(error)
 
     def _complain(self, error: Exception) -> None:
@@ -167,7 +174,7 @@ class RunJournal:
         if not self.quiet:
             reason = str(error).partition("\n")[0]
             with contextlib.suppress(OSError, ValueError, AttributeError):  # standard error is closed
-                sys.stderr.write(f"gemini: {reason}: gemini explain will not show this run\n")
+                log_line(f"gemini: {reason}: gemini explain will not show this run")
         self.quiet = True
 
 
@@ -199,7 +206,7 @@ def get_journal(folder: Path, quiet: bool = False) -> RunJournal:
 
 
 def record_idle_run(folder: Path) -> None:
-    """Write an empty journal if this process has no other and `folder` has journals of earlier runs.
+    """Write an empty journal if this process has no other and there are journals of earlier runs in `folder`.
 
     Otherwise `gemini explain` would report an earlier run as the last one.
     """
@@ -210,6 +217,14 @@ def record_idle_run(folder: Path) -> None:
 
 
 def journal_files(folder: Path) -> list[Path]:
-    """Return the journals, the newest first."""
-    found = [(path.stat().st_mtime, path) for path in folder.glob("explain-*.json")]
+    """Return the journals of a run folder, the newest first."""
+    local = _local_file(folder)
+    found = [(path.stat().st_mtime_ns, path) for path in (*folder.glob("explain-*.json"), local) if path.is_file()]
     return [path for _, path in sorted(found, reverse=True)]
+
+
+def _local_file(folder: Path) -> Path:
+    """Return the file of the last run without workers."""
+    runs = cache_folder("runs")
+    assert runs is not None
+    return runs / f"{hash_facts([str(folder.resolve())])}.json"

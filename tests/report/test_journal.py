@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,22 @@ from gemini.report.journal_reader import read_newest
 from gemini.runtime import run_journal as journals
 from gemini.runtime.run_journal import RunJournal
 from tests.launcher.process.launching import GEMINI, run, script
+
+SMALL = """\
+import torch
+from torch import nn
+
+net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+for _ in range(5):
+    net(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+"""
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
 def test_tells_paths_and_reasons(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -86,13 +103,42 @@ def test_where_it_cannot_be_written_one_line_says_so(tmp_path: Path, capsys: pyt
     assert capsys.readouterr().err.count("gemini explain will not show this run") == 1
 
 
-def test_the_last_run_is_reported_also_without_workers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_without_workers_makes_no_run_folder(tmp_path: Path) -> None:
+    """It is explained all the same, also after a run with workers, and with them it is in the run folder."""
+    folder = tmp_path / "run" / ".gemini"
+    local = RunJournal(folder)
+    local.record_local("Net", "too short")
+    local.write()
+    assert not folder.parent.exists()
+    assert [found.reasons for found in read_newest(folder)] == [{"too short": 1}]
+    with_workers = RunJournal(folder)
+    with_workers.record_local("Small", "too short")
+    with_workers.add_model("Net", 2).record("overlapped")
+    assert [path.name for path in folder.iterdir()] == [f"explain-{os.getpid()}.json"]
+    assert [found.model for found in read_newest(folder)] == ["Small", "Net"]
+    local.write()
+    assert [found.reasons for found in read_newest(folder)] == [{"too short": 1}]
+    assert len([*folder.iterdir()]) == 1
+
+
+def test_a_short_script_leaves_its_folder_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "main.py").write_text(SMALL)
+    subprocess.run([*GEMINI, "main.py"], cwd=tmp_path / "run", capture_output=True, check=True, timeout=60)
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["main.py"]
+    (found,) = read_newest(tmp_path / "run" / ".gemini")
+    assert "too short for workers" in "".join(found.reasons)
+    monkeypatch.chdir(tmp_path / "run")
+    assert read_newest(Path(".gemini")) == [found]
+
+
+def test_the_last_run_is_reported_also_without_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     idle = script("idle", "import torch\ntorch.ones(2).sum()\n")
     run(GEMINI, idle, tmp_path / "run")
     folder = tmp_path / "run" / ".gemini"
-    assert not folder.exists()  # nothing to correct
+    assert not folder.exists()
     earlier = RunJournal(folder)
-    earlier.record_local("Net", "too short")
+    earlier.add_model("Net", 2).record("overlapped")
     os.utime(earlier.write(), (0, 0))
     run(GEMINI, idle, tmp_path / "run", fresh=False)
     assert main(["explain", "--run-folder", str(folder)]) == 0

@@ -15,6 +15,7 @@ import sys
 from _frozen_importlib import BuiltinImporter
 from _frozen_importlib_external import SourceFileLoader
 
+from gemini.launcher.process import misplaced_options
 from gemini.launcher.process.import_isolation import LibraryFirst, library_path
 from gemini.launcher.torch_import_hook import install_hook
 
@@ -77,7 +78,9 @@ def begin(plan: BootPlan) -> None:
     """Restore the state of a process that `python` has started, and install the hooks."""
     library = library_path()
     with LibraryFirst(library, users=[] if plan["path0"] is None else [plan["path0"]]):
-        install_hook(plan["session"], install(plan["session"], library))
+        hook = install(plan["session"], library)
+        install_hook(plan["session"], hook)
+        misplaced_options.install_hook(hook, plan["argv"])
     _restore_sys(plan)
     _restore_main(plan)
     _compile_warnings(plan)

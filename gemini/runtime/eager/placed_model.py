@@ -197,10 +197,7 @@ class PlacedModel:
         if self.record.strict:
             remedy = "" if "\n    → " in reason else "\n    → without strict=True it continues in this process"
             raise WorkerError(f"{self.name} cannot run in its workers any more: {reason}{remedy}")
-        first = reason.partition("\n")[0].partition("; its stacks:")[0]
-        remedy = reason.rpartition("\n    → ")[2] if "\n    → " in reason else ""
-        what = f"{first} → {remedy}" if remedy else first
-        self.record.say(f"{self.name} runs in this process from now on: {what}", once="given up")
+        self.record.report_loss(reason)
 
     @property
     def demotions(self) -> int:

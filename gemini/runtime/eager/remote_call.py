@@ -159,7 +159,7 @@ class ModuleCall:
         """Raise the exception of the module's code."""
         error = worker_exception(reply, self.remote_module, action)
         if self.remote_module.record.survives and (missing := describe_out_of_memory(error)):
-            raise InternalFault(missing)
+            raise InternalFault(missing) from error
         self.remote_module.record.save(self, action, error, gradients, getattr(reply, "traceback", ""))
         try:
             raise error

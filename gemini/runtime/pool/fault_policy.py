@@ -5,26 +5,32 @@ internal fault               the call is undone and runs in the controller: one 
                              with `strict`
 a worker is lost             WorkerError; afterwards the model runs in the controller, with one log line; with `strict`
                              every call is an error
+a worker is out of memory    an internal fault; one log line per model
+
+Stacks are written to the run folder, and the line names the file.
 """
 
 from __future__ import annotations
 
 import sys
 import threading
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from gemini.errors import WorkerError
+from gemini.errors import ArtifactError, WorkerError
 from gemini.ir.autograd_modes import Region
 from gemini.log import log_line
 from gemini.runtime import tracebacks
 from gemini.runtime.exception_transfer import raising_line, rebuild
 from gemini.runtime.failure_replay import MAX_SAVED, Failure, save
-from gemini.runtime.pool.worker_failure import describe_out_of_memory
+from gemini.runtime.pool.worker_failure import OUT_OF_MEMORY, STACKS, describe_out_of_memory, save_stacks
 from gemini.runtime.pool.worker_handle import InternalFault, WorkerHandle
 from gemini.runtime.protocol import Raised
 from gemini.runtime.transport.tensor_header import UnsendableTensor
+
+_LOSS = "a worker is lost"
 
 
 class _Module(Protocol):
@@ -88,9 +94,41 @@ class FaultPolicy:
             raise WorkerError(
                 f"{what} failed in a worker: {error}\n    → without strict=True it runs in this process instead"
             ) from error
+        if isinstance(error, WorkerError):
+            self.report_loss(str(error))
+            return
+        if reason.startswith(OUT_OF_MEMORY):
+            self._report_shortage(what, f"{reason:.400}", error)
+            return
         # A tensor that cannot be sent to one module cannot be sent to others: log it once.
         once = str(error.__cause__) if isinstance(error.__cause__, UnsendableTensor) else what
         self.say(f"{what} runs in this process: {reason:.400}", once=once)
+
+    def report_loss(self, reason: str) -> None:
+        """Log why the model has no workers any more, once per model."""
+        if self.quiet or _LOSS in self._logged:
+            return
+        first, has_stacks, _ = reason.partition("\n")[0].partition(STACKS)
+        remedy = reason.rpartition("\n    → ")[2] if "\n    → " in reason else ""
+        place = self._save_stacks(reason) if has_stacks else ""
+        what = f"{first}{place} → {remedy}" if remedy else f"{first}{place}"
+        self.say(f"{self.name} runs in this process from now on: {what}", once=_LOSS)
+
+    def _report_shortage(self, what: str, reason: str, error: BaseException) -> None:
+        """Log that a worker is out of memory, once per model."""
+        if self.quiet or OUT_OF_MEMORY in self._logged:
+            return
+        place = self._save_stacks("".join(traceback.format_exception(type(error), error, error.__traceback__)))
+        self.say(f"{what} runs in this process, as does all that does not fit: {reason}{place}", once=OUT_OF_MEMORY)
+
+    def _save_stacks(self, text: str) -> str:
+        """Write stacks to the run folder; return the words that name the file, '' if there is none."""
+        if self.folder is None:
+            return ""
+        try:
+            return f"{STACKS} {save_stacks(self.folder, text)}"
+        except (OSError, ArtifactError):
+            return ""
 
     def save(
         self, call: _Call, action: str, error: BaseException, gradients: Sequence[Any] = (), trace: str = ""

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
+import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
+from gemini.atomic_files import write_whole
+from gemini.cache_files import evict_oldest
 from gemini.profiling.measured_device import is_out_of_memory
 from gemini.runtime.devices import host_memory
 
 LESS_MEMORY = "smaller batches, a larger --accum-degree or more workers need less memory"
+OUT_OF_MEMORY = "out of memory"
+STACKS = "; its stacks:"
+_KEPT = 3  # files with stacks
 _AMOUNT = re.compile(r"tried to allocate ([\d.]+) ?(bytes|[KMG]iB)", re.IGNORECASE)
 
 
@@ -28,12 +36,26 @@ def describe_contents(contents: Mapping[str, str]) -> str:
     return " and ".join(contents.values())
 
 
+def describe_held(contents: Mapping[str, str]) -> str:
+    """Return a clause about what a worker holds of the models."""
+    return f"it held {describe_contents(contents)}" if contents else "it held nothing yet"
+
+
+def save_stacks(folder: Path, text: str) -> Path:
+    """Write stacks to a file of a folder of failures, which has the last ones only."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"worker-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.txt"
+    write_whole(path, f"{text.rstrip()}\n")
+    evict_oldest(folder, _KEPT, "worker-*.txt")
+    return path
+
+
 def explain_kill(contents: Mapping[str, str], kills: Sequence[int]) -> tuple[str, str]:
     """Return the facts about a local worker that SIGKILL ended, and a remedy.
 
     `kills`: the kernel's counters when the worker started.
     """
-    known = [f"it held {describe_contents(contents)}" if contents else "it held nothing yet"]
+    known = [describe_held(contents)]
     if peak := host_memory.peak_child_memory():
         known.append(f"{host_memory.format_bytes(peak)} of memory at its peak")
     now = host_memory.count_oom_kills()
@@ -52,9 +74,9 @@ def explain_failure(trace: str, contents: Mapping[str, str]) -> tuple[str, str]:
     """Return the facts about a worker in which Gemini's own code failed, from its traceback, and a remedy."""
     last_line = trace.splitlines()[-1]
     if "MemoryError" not in last_line and "Cannot allocate memory" not in last_line:
-        return last_line, "without --strict the script continues in its own process; please report this"
-    held = f"it held {describe_contents(contents)}" if contents else "it held nothing yet"
-    return "; ".join([f"out of memory: {last_line}", held, *_describe_available()]), LESS_MEMORY
+        facts = f"{last_line}; {describe_held(contents)}"
+        return facts, "without --strict the script continues in its own process; please report this"
+    return "; ".join([f"{OUT_OF_MEMORY}: {last_line}", describe_held(contents), *_describe_available()]), LESS_MEMORY
 
 
 def _describe_available() -> list[str]:
@@ -74,7 +96,7 @@ def describe_out_of_memory(error: BaseException) -> str:
     )  # devices report what they have
     free = f", {host_memory.format_bytes(left[0])} {left[1]} available" if left is not None else ""
     size = _format_request(*found.groups()) if found else "more"
-    return f"out of memory {place}: {size} could not be allocated{free}; {LESS_MEMORY}"
+    return f"{OUT_OF_MEMORY} {place}: {size} could not be allocated{free}; {LESS_MEMORY}"
 
 
 def _format_request(number: str, unit: str) -> str:

@@ -32,7 +32,7 @@ from gemini.runtime.hosts import spawn
 from gemini.runtime.memory.shared_parameters import PlacedModule
 from gemini.runtime.pool.reply_mailbox import ReplyMailbox
 from gemini.runtime.pool.signals import GRACE, DeferredSignals, has_pending_signal
-from gemini.runtime.pool.worker_failure import describe_exit, explain_failure, explain_kill
+from gemini.runtime.pool.worker_failure import STACKS, describe_exit, describe_held, explain_failure, explain_kill
 from gemini.runtime.pool.worker_output import replay_output
 from gemini.runtime.protocol import UNSOLICITED, DropCalls, Hello, Ready, Stop
 from gemini.runtime.transport.channel import Channel, ChannelClosed
@@ -236,16 +236,18 @@ class WorkerHandle:
             how = describe_exit(self.process.wait(3))
         except subprocess.TimeoutExpired:
             how = "has closed its connection"
-        facts, remedy = "", f"see its messages {self.output_location}; fewer workers or smaller batches may help"
+        facts, remedy = (
+            describe_held(self.contents),
+            f"see its messages {self.output_location}; fewer workers or smaller batches may help",
+        )
         trace = self._read_stacks()
         if "SIGKILL" in how:
             facts, remedy = self._explain_kill()
         elif trace.startswith("Traceback"):
             facts, remedy = explain_failure(trace, self.contents)
         return self._lose(
-            f"{self.title} {how}; its last action: {self.last}"
-            + (f"; {facts}" if facts else "")
-            + (f"; its stacks:\n{trace}" if trace else "")
+            f"{self.title} {how}; its last action: {self.last}; {facts}"
+            + (f"{STACKS}\n{trace}" if trace else "")
             + f"\n    → {remedy}"
         )
 
@@ -266,9 +268,10 @@ class WorkerHandle:
             if trace and trace == before:
                 break
         return self._lose(
-            f"{self.title} did not reply for {timeout:.0f} s; its last action: "
-            f"{self.last}; its stacks:\n{trace or '  (none: the process may be stopped)'}\n"
-            "    → if the work can take that long, raise the limit: GeminiConfig(watchdog=SECONDS)"
+            f"{self.title} did not reply for {timeout:.0f} s; its last action: {self.last}; "
+            f"{describe_held(self.contents)}"
+            + (f"{STACKS}\n{trace}" if trace else "; it has no stacks: the process may be stopped")
+            + "\n    → if the work can take that long, raise the limit: GeminiConfig(watchdog=SECONDS)"
         )
 
     def _read_stacks(self) -> str:

@@ -81,6 +81,12 @@ class TensorPart(NamedTuple):
         strides = torch.empty_like(tensor, device="meta").stride()
         return TensorPart(offset, _name(tensor.dtype), tuple(tensor.shape), tuple(strides))
 
+    @property
+    def nbytes(self) -> int:
+        """The size of the tensor in bytes."""
+        size: int = _dtype(self.dtype).itemsize
+        return math.prod(self.shape) * size
+
     def on(self, slab: Slab, memory: torch.Tensor) -> tuple[Header, torch.Tensor]:
         """Return the header in advance, and the tensor, which must be written before the header is sent."""
         return ("part", tuple(slab), len(memory), *self), self.view(memory)
@@ -154,11 +160,14 @@ def read(mapped: MappedPool, header: Header) -> torch.Tensor:
 
 
 def read_part(mapped: MappedPool, header: Header, opened: dict[Any, torch.Tensor]) -> torch.Tensor:
-    """Return a tensor in a shared slab; each slab is opened once and recorded in `opened`."""
-    _, slab, size, *part = header
+    """Return a tensor in a shared slab, with its own storage; each slab is opened once and recorded in `opened`."""
+    _, slab, size, *facts = header
     if slab not in opened:
         opened[slab] = mapped.view(Slab(*slab), size)
-    return TensorPart(*part).view(opened[slab])
+    part = TensorPart(*facts)
+    holds_slab = functools.partial(id, opened[slab])  # is freed with the storage: the slab is released after all parts
+    memory = mapped.segments[slab[0]].view(slab[1] + part.offset, part.nbytes, holds_slab)
+    return part._replace(offset=0).view(memory)
 
 
 def _copy_inline(contents: bytes, dtype: torch.dtype, shape: tuple[int, ...], strides: Sequence[int]) -> torch.Tensor:

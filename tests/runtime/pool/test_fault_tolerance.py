@@ -43,6 +43,25 @@ def test_a_call_whose_worker_dies_is_made_here(when: int, capsys: Any) -> None:
     assert "was killed by SIGKILL" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("act", ["kill", "crash"])
+def test_a_lost_worker_is_one_line_and_its_stacks_are_a_file(act: str, tmp_path: Path, capsys: Any) -> None:
+    """Also where backward of modules before the lost one runs in this process, because of it."""
+    model, managed, _ = acting(act, quiet=False)
+    managed.record.survives, managed.record.folder = True, tmp_path / "failures"
+    capsys.readouterr()
+    for when in (2, 0):
+        model(inputs(when)).sum().backward()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "Sequential runs in this process from now on: worker 1 (process" in line
+    assert "; its last action: backward of " in line
+    assert "; it held " in line
+    found = [*(tmp_path / "failures").glob("worker-*.txt")]
+    assert len(found) == (act == "crash")
+    for path in found:
+        assert str(path) in line
+        assert "in perform" in path.read_text()
+
+
 def train(model: nn.Module, before: Any = None) -> list[float]:
     generator, losses = torch.Generator().manual_seed(1), []
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -103,6 +122,7 @@ def test_memory_that_a_worker_has_not_got_may_be_here(capsys: Any) -> None:
         expected = copy.deepcopy(model)(inputs(when))
         assert torch.equal(model(inputs(when)), expected)
     said = capsys.readouterr().err
+    assert said.count("out of memory") == 1, said  # for both modules, in all calls
     assert re.search(
         r"out of memory in worker 0, forward of 0: 4611686.0 TB could not be allocated, "
         r"[\d.]+ .B of [^;]* available; smaller",

@@ -12,7 +12,7 @@ import torch
 from gemini.runtime.devices.cpu import Cpu
 from gemini.runtime.transport.borrowed_buffers import ARE_COUNTED, BorrowedBuffers, BufferGroup
 from gemini.runtime.transport.shm_pool import MappedPool
-from gemini.runtime.transport.tensor_header import TensorPart
+from gemini.runtime.transport.tensor_header import TensorPart, read_part
 
 pytestmark = pytest.mark.skipif(not ARE_COUNTED, reason="this torch does not tell who looks at a storage")
 SLABS = [(0, 256 * at, 256) for at in range(4)]
@@ -72,6 +72,27 @@ def test_a_slab_of_two_comes_back_after_both(borrowed: BorrowedBuffers) -> None:
     assert borrowed.collect_idle() == [SLABS[0]]
 
 
+def test_each_tensor_has_a_storage_of_its_own_size(borrowed: BorrowedBuffers) -> None:
+    """A file with one of them holds nothing else, and safetensors accepts all of them together."""
+    row = row_of(*SLABS)
+    for _ in range(2):  # opened, and read again
+        storages = [one.untyped_storage() for one in borrowed.read(row)]
+        assert {storage.nbytes() for storage in storages} == {8 * 4 * 4}
+        assert len({storage.data_ptr() for storage in storages}) == len(storages)
+
+
+def test_parts_without_counts_release_their_slab_after_the_last(borrowed: BorrowedBuffers) -> None:
+    """Of other devices than the CPU."""
+    mapped, opened = borrowed.mapped, dict[Any, torch.Tensor]()
+    first, second = (read_part(mapped, header, opened) for _, header in row_of(SLABS[0]).headers)
+    opened.clear()
+    assert first.untyped_storage().nbytes() == second.untyped_storage().nbytes() == 128
+    del first
+    assert mapped.pop_released() == []
+    del second
+    assert mapped.pop_released() == [SLABS[0]]
+
+
 def test_contents_are_those_of_the_slab(borrowed: BorrowedBuffers) -> None:
     """Every reading sees what was written last, also after the program has moved its tensor to other memory."""
     row = row_of(SLABS[2])
@@ -97,7 +118,7 @@ def test_another_layout_in_the_same_slab(borrowed: BorrowedBuffers) -> None:
     smaller = BufferGroup([(0, ("part", SLABS[0], 16, *TensorPart.like(torch.empty(4))))])
     assert borrowed.read(smaller)[0].untyped_storage().nbytes() == 16
     assert borrowed.collect_idle() == [SLABS[0]]
-    assert borrowed.read(one)[0].untyped_storage().nbytes() == 256
+    assert borrowed.read(one)[0].untyped_storage().nbytes() == 128
 
 
 def test_made_in_inference_mode_and_used_outside(borrowed: BorrowedBuffers) -> None:
