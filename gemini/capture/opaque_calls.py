@@ -206,11 +206,12 @@ class OpaqueCallRecorder(TraceState):
             self._trace_again(job.target)
         if job.kind == "call" and concretize.holds_decision(output):
             self.refuse(BRANCHES_ON_RESULTS)
-        node.random = random != torch_rng_fingerprint() or self.host_rng != host_rng_fingerprint()
-        if self.host_rng != host_rng_fingerprint():  # whatever made it opaque
+        before_host_rng, self.host_rng = self.host_rng, host_rng_fingerprint()
+        used_host_rng = before_host_rng != self.host_rng
+        node.random = used_host_rng or random != torch_rng_fingerprint()
+        if used_host_rng:  # whatever made it opaque
             reasons = self.leaf_policy.call_reasons if job.kind == "call" else self.leaf_policy.host_rng_modules
             reasons[job.target] = USES_HOST_RNG
-        self.host_rng = host_rng_fingerprint()
         self.attributes.refresh(job.module)
         node.checkpoint = node.checkpoint or (f"own {leaf.checkpoint}" if leaf.checkpoint else "")
         node.uses = tuple(sorted(leaf.uses))

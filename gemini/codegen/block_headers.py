@@ -20,7 +20,7 @@ def loop_header(loop: Loop, statements: Statements, liveness: Liveness) -> tuple
             before.append(f"{inside} = {start}")
     if not loop.layers:
         return before, [repeat_header(loop)], {}
-    taken = set(liveness.reserved) | set(liveness.lives())
+    taken = set(liveness.reserved) | set(liveness.lives)
     names = _names(loop, taken)
     return before, _header(loop, statements.paths, list(names.values()), taken), names
 

@@ -6,6 +6,7 @@ Values that are dead at the end of a paragraph are deleted there, unless their n
 from __future__ import annotations
 
 import itertools
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -34,7 +35,8 @@ class ForwardBody:
     def __init__(self, graph: Graph, statements: Statements, liveness: Liveness) -> None:
         self.graph, self.statements, self.liveness = graph, statements, liveness
         self.base = base_region(graph)
-        self.lives = liveness.lives()
+        self.lives = liveness.lives
+        self.deaths = sorted((end, name) for name, held in self.lives.items() for _, end in held.spans)
         self.numbers = liveness.numbers()
         self.lines: list[str] = []
         self.header = ""  # the first line of the current loop
@@ -127,13 +129,15 @@ class ForwardBody:
         """Delete values that died between two positions and are not set again before a third."""
         if following >= self.liveness.last:
             return
-        dead = []
-        for name, spans in self.lives.items():
-            earlier = [span for span in spans if span[0] < following]
-            if not earlier or not start <= max(earlier)[1] < following:
-                continue  # not set yet, still needed, or deleted before
-            if name not in self.numbers and not any(following <= begin < until for begin, _ in spans):
-                dead.append(name)
+        dead = set()
+        for at in range(bisect_left(self.deaths, (start,)), bisect_left(self.deaths, (following,))):
+            name = self.deaths[at][1]
+            spans = self.lives[name]
+            latest = spans.latest(following)
+            if latest is None or not start <= latest[1] < following:
+                continue  # not set yet, or needed again
+            if name not in self.numbers and not spans.begins_in(following, until):
+                dead.add(name)
         if dead:
             self.lines += [f"{space}del {part}" for part in _rows(sorted(dead))]
 

@@ -6,8 +6,8 @@ statement reads before it sets.
 
 from __future__ import annotations
 
+from gemini.codegen.name_spans import NameAllocator, NameSpans
 from gemini.codegen.stage_statements import Item, Loop, StageStatement, Variable
-from gemini.codegen.value_names import unique
 from gemini.codegen.variables import Bindings
 from gemini.ir.pytree import Ref
 
@@ -33,7 +33,7 @@ class Liveness:
         for loop in items:
             if isinstance(loop, Loop):
                 self._merge(loop)
-        self._give_names()
+        self.lives = self._assign_names()
 
     # ── spans ──────────────────────────────────────────────────────────────────────────────────────────────────
     def _add_set(self, variable: Variable, position: int) -> None:
@@ -119,37 +119,26 @@ class Liveness:
             first.wanted = other.wanted
 
     # ── names ──────────────────────────────────────────────────────────────────────────────────────────────────
-    def _give_names(self) -> None:
+    def _assign_names(self) -> dict[str, NameSpans]:
+        """Name all variables; return when the contents of every name are needed."""
         roots = [variable for variable in self.variables if variable.merged is None]
-        held: dict[str, list[list[int]]] = {}
+        names = NameAllocator(self.reserved)
         for variable in sorted(roots, key=lambda one: (not one.fixed, one.spans[0][0])):
             if variable.fixed:
-                name = variable.wanted
+                variable.name = variable.wanted
+                names.add(variable.name, variable.spans)
             else:
-                blocked = {one for one, spans in held.items() if _overlap(spans, variable.spans)}
-                name = unique(variable.wanted, blocked | self.reserved)
-            variable.name = name
-            held.setdefault(name, []).extend(variable.spans)
+                variable.name = names.assign(variable.wanted, variable.spans)
         for variable in self.variables:
             variable.name = variable.root.name
+        return {name: held for name, held in names.spans.items() if held.spans}
 
     def numbers(self) -> set[str]:
         """Return the names that never hold a tensor."""
         tensors = {variable.name for variable in self.variables if not variable.number}
         return {variable.name for variable in self.variables} - tensors
 
-    def lives(self) -> dict[str, list[tuple[int, int]]]:
-        """Return when the contents of every name are needed: (set, last read)."""
-        found: dict[str, list[tuple[int, int]]] = {}
-        for variable in self.variables:
-            for begin, end in variable.spans if variable.merged is None else ():
-                found.setdefault(variable.name, []).append((begin, end))
-        return found
-
     def name(self, value: Ref) -> str:
         """Return the name of the variable of a value."""
         return self.bindings.places[value][0].name
 
-
-def _overlap(one: list[list[int]], other: list[list[int]]) -> bool:
-    return any(a[0] == b[0] or (a[0] < b[1] and b[0] < a[1]) for a in one for b in other)

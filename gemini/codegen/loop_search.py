@@ -10,7 +10,7 @@ part itself has the same position, and one into the previous part becomes a valu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,16 +81,18 @@ class LoopFinder:
         return (len(units) - 1) * size >= _SAVED and (len(units) > 2 or size >= _SIZE)
 
     # ── equal parts ──────────────────────────────────────────────────────────────────────────────────────────────────
-    def count_equal(self, units: list[LoopTurnSteps]) -> tuple[int, dict[Place, Ref]]:
-        """Count the equal parts from the first on; also return the start values of the carried ones."""
+    def find_run(self, units: Iterable[LoopTurnSteps]) -> tuple[list[LoopTurnSteps], dict[Place, Ref]]:
+        """Return the iterations of a loop that begins with the first part, and the start values of its carried ones.
+
+        These are the equal parts from the first on, as far as a loop can cover them. Parts after them are not read.
+        """
         starts: dict[Place, Ref] = {}
-        count = 1
-        while count < len(units):
-            before = units[count - 2] if count > 1 else None
-            if not self._match(before, units[count - 1], units[count], starts):
+        run: list[LoopTurnSteps] = []
+        for unit in units:
+            if run and not self._match(run[-2] if len(run) > 1 else None, run[-1], unit, starts):
                 break
-            count += 1
-        return count, starts
+            run.append(unit)
+        return run[: self._until_used(run)], starts
 
     def _match(
         self, before: LoopTurnSteps | None, one: LoopTurnSteps, other: LoopTurnSteps, starts: dict[Place, Ref]
@@ -184,7 +186,7 @@ class LoopFinder:
                         found.setdefault(place, set()).add(at)
         return found
 
-    def until_used(self, units: list[LoopTurnSteps]) -> int:
+    def _until_used(self, units: list[LoopTurnSteps]) -> int:
         """Count the parts that a loop can cover: up to the first whose values are needed afterwards, unless all are."""
         count = len(units)
         while count > 1:

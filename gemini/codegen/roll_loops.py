@@ -5,7 +5,7 @@ Layers are equal one by one (`layers.0`, `layers.1` …), or a few at a time whe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -98,7 +98,7 @@ class _Layers:
         found: list[Loop | LoopTurnSteps] = []
         at = 0
         while at < len(units):
-            run, starts = self._best_run(units[at:])
+            run, starts = self._best_run(units, at)
             if run:
                 found.append(self.alike.loop(run, starts))
                 at += len(run) * run[0].width
@@ -107,30 +107,28 @@ class _Layers:
                 at += 1
         return found
 
-    def _best_run(self, units: list[LoopTurnSteps]) -> tuple[list[LoopTurnSteps], dict[Place, Ref]]:
-        """Return the iterations of the loop from the first part on that saves most steps; none if there is no loop."""
+    def _best_run(self, units: list[LoopTurnSteps], at: int) -> tuple[list[LoopTurnSteps], dict[Place, Ref]]:
+        """Return the iterations of the loop from a part on that saves most steps; none if there is no loop."""
         best: tuple[int, list[LoopTurnSteps], dict[Place, Ref]] = (0, [], {})
-        for width in range(1, min(_WIDEST, len(units) // 2) + 1):
-            turns = _group_units(units, width)
-            count, starts = self.alike.count_equal(turns)
-            run = turns[: self.alike.until_used(turns[:count])]
+        count = len(units) - at
+        for width in range(1, min(_WIDEST, count // 2) + 1):
+            run, starts = self.alike.find_run(_group_units(units, at, width))
             saved = (len(run) - 1) * len(run[0].steps)
             if saved > best[0] and self.alike.is_worth_it(run):
                 best = saved, run, starts
-            if len(run) * width == len(units):
+            if len(run) * width == count:
                 break
         return best[1:]
 
 
-def _group_units(units: list[LoopTurnSteps], width: int) -> list[LoopTurnSteps]:
-    """Return parts of `width` layers each; the remainder at the end is dropped."""
-    if width == 1:
-        return units
-    found = []
-    for at in range(0, len(units) - width + 1, width):
+def _group_units(units: list[LoopTurnSteps], begin: int, width: int) -> Iterator[LoopTurnSteps]:
+    """Yield parts of `width` layers each; the remainder at the end is dropped."""
+    for at in range(begin, len(units) - width + 1, width):
+        if width == 1:
+            yield units[at]
+            continue
         steps = [step for unit in units[at : at + width] for step in unit.steps]
-        found.append(LoopTurnSteps(units[at].key, steps, width))
-    return found
+        yield LoopTurnSteps(units[at].key, steps, width)
 
 
 def _segments(steps: Sequence[StageStep], depth: int) -> list[tuple[Key | None, list[StageStep]]]:

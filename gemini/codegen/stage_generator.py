@@ -102,7 +102,7 @@ class _Stage:
         reserved = {*RESERVED, *self.imports.names.values(), *self.imports.modules}
         liveness = Liveness(items, bindings, reserved)
         statements = Statements(self.graph, bindings, self.imports, Paths(self.skeleton), self.shares)
-        statements.write.taken = {*reserved, *liveness.lives()}
+        statements.write.taken = {*reserved, *liveness.lives}
         lines = ForwardBody(self.graph, statements, liveness).write(items)
         results = statements.results(outputs)
         return _with_return(lines, results), statements.lengths

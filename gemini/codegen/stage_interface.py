@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from gemini.codegen.stage_reads import Reads, stage_reads
-from gemini.codegen.value_names import Namer, unique
+from gemini.codegen.value_names import Namer, UniqueNames
 from gemini.ir.def_use import refs_of_read, tensor_reads
 from gemini.ir.graph import Graph
 from gemini.ir.node import TensorMeta
@@ -59,10 +59,9 @@ def interfaces_of(graph: Graph, partition: Partition, reads: list[Reads], namer:
             targets.setdefault(value, set()).add(stage)
     results = set(_results(graph))
     ports = []
-    taken: set[str] = set()
+    names = UniqueNames()
     for value in _in_order(graph, {*targets, *results}):
-        name = unique(_name(namer, value), taken)
-        taken.add(name)
+        name = names.take(_name(namer, value))
         readers = tuple(sorted(targets.get(value, ())))
         ports.append(Port(name, value, _source(partition, value), readers, value in results, _meta(graph, value)))
     return tuple(

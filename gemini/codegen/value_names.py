@@ -147,6 +147,24 @@ def identifier(text: str) -> str:
     return f"{name}_" if name in RESERVED else name
 
 
+class UniqueNames:
+    """Names that differ from all earlier ones."""
+
+    def __init__(self) -> None:
+        self._taken: set[str] = set()
+        self._counts: dict[str, int] = {}  # names of a family that are taken
+
+    def take(self, name: str) -> str:
+        """Return the name, numbered if it is taken; the result is taken from then on."""
+        found, count = name, self._counts.get(name, 1)
+        while found in self._taken:
+            count += 1
+            found = f"{name}_{count}"
+        self._counts[name] = count
+        self._taken.add(found)
+        return found
+
+
 def unique(name: str, taken: set[str]) -> str:
     """Return the name, numbered if it is taken."""
     if name not in taken:

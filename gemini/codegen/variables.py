@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -228,6 +229,7 @@ def follow_form(form: Any, step: tuple[str, Any]) -> Any:
     return form.items[step[1]] if isinstance(form, SequenceForm) else dict(form.items)[step[1]]
 
 
+@functools.lru_cache(maxsize=256)
 def parse_shape(sketch: str) -> Any:
     """The nest of tuples and lists in a sketch, as lists with None for the rest; None if it is something else."""
     if re.fullmatch(r"[\w.(),]*", sketch) is None:

@@ -14,6 +14,7 @@ from gemini.ir.node import Node
 from gemini.ir.pytree import Ref
 from gemini.nearest_name import nearest
 from gemini.partition.colocation import DisjointSets, find_colocated
+from gemini.partition.long_loops import find_turns
 from gemini.partition.partition_options import Options
 from gemini.partition.partition_problem import ORDER, Edge, Item, Problem, Value
 from gemini.profiling.measured_device import MB
@@ -27,7 +28,7 @@ def build_problem(graph: Graph, profile: Profile, nparts: int, options: Options)
     _check(graph, profile, nparts, options)
     costs = {cost.id: cost for cost in (profile.with_recomputation() if options.recompute else profile)}
     links = list(_dependencies(graph, options))
-    groups = _group_nodes(graph, profile, options, links)
+    groups = _group_nodes(graph, profile, nparts, options, links)
     item_of = {node: at for at, nodes in enumerate(groups) for node in nodes}
     pins = _resolve_pins(graph, options, item_of)
     items = tuple(
@@ -137,7 +138,7 @@ def _value_sizes(graph: Graph, ref: Ref) -> Value:
 
 # ── colocation ───────────────────────────────────────────────────────────────────────────────────────────────────────
 def _group_nodes(
-    graph: Graph, profile: Profile, options: Options, links: Iterable[tuple[int, int, Ref | None]]
+    graph: Graph, profile: Profile, nparts: int, options: Options, links: Iterable[tuple[int, int, Ref | None]]
 ) -> list[list[int]]:
     """Return the nodes of each item, items in topological order."""
     import networkx as nx
@@ -145,6 +146,9 @@ def _group_nodes(
     joined = DisjointSets(len(graph.nodes))
     for group in find_colocated(graph):
         joined.join(group)
+    if not options.pins:  # these may separate the nodes of one iteration
+        for turn in find_turns(graph, nparts):
+            joined.join(turn)
     for scopes in options.together:
         joined.join(node for scope in scopes for node in find_nodes(graph, scope))
     for scope in options.uncut:

@@ -26,6 +26,7 @@ from gemini.schedule.schedplan import SchedPlan
 
 _STEPS = 3  # until the heap has reached its steady state
 _HEAPS = 4  # simulated heaps of a plan: the largest counts, as it must be within the limit
+_CHANGES = 100_000  # simulated allocations and releases: of many, fewer heaps are simulated, which differ less
 
 
 def add_worker_memory(analysis: Analysis, partition: Partition, memories: StageMemories) -> Analysis:
@@ -48,7 +49,9 @@ def add_worker_memory(analysis: Analysis, partition: Partition, memories: StageM
 
 def _simulate_heap(blocks: Sequence[Block], stages: Sequence[StageMemory]) -> tuple[float, float, float]:
     """Return the memory in use when the largest action begins, the peak, and the fragmentation at the peak (MB)."""
-    return max((_replay(blocks, stages, seed) for seed in range(_HEAPS)), key=lambda found: found[-1])
+    changes = _STEPS * sum(len(getattr(stages[block.stage or 0], block.btype)) for block in blocks)
+    heaps = max(1, min(_HEAPS, _CHANGES // max(1, changes)))
+    return max((_replay(blocks, stages, seed) for seed in range(heaps)), key=lambda found: found[-1])
 
 
 def _replay(blocks: Sequence[Block], stages: Sequence[StageMemory], seed: int) -> tuple[float, float, float]:
