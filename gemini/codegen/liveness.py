@@ -141,4 +141,3 @@ class Liveness:
     def name(self, value: Ref) -> str:
         """Return the name of the variable of a value."""
         return self.bindings.places[value][0].name
-

@@ -3,8 +3,8 @@
     query key value attend dense ffn norm │ query key value attend dense ffn norm │ query …
 
 Steps of a stage that recur after a period (`gemini.ir.repeats`) are iterations of a loop, if they are equal in the same
-sense as layers. A stage may begin or end in the middle of a call, so a loop may begin anywhere in the first period; it is
-aligned with the model's first call, if possible:
+sense as layers. A stage may begin or end in the middle of a call, so a loop may begin anywhere in the first period; it
+is aligned with the model's first call, if possible:
 
     steps       dense ffn norm query key value attend dense ffn norm query key value attend dense ffn
     span        ├──────────────────────────────────────────────────────────────────────────────────┤

@@ -5,8 +5,8 @@ Stages are cut between iterations, and between a limited number of places per wo
     nodes    embed │ cell head │ cell head │ cell head │ cell head │ … │ join
     items    embed │       turn 0, 1       │       turn 2, 3       │ … │ join
 
-Iterations are consecutive nodes in the order of capture, which is topological, so items made of them depend on each other
-in that order too.
+Iterations are consecutive nodes in the order of capture, which is topological, so items made of them depend on each
+other in that order too.
 """
 
 from __future__ import annotations
