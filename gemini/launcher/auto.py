@@ -124,7 +124,7 @@ class AutoPolicy(ForcedPolicy):
                 self.discovery.resume()
                 return self._stay_local(model, f"at best {least_ms:.0f} ms", single_ms)
             began = time.perf_counter()
-            plan = self._plan(model, args, kwargs)
+            plan = self._plan(model, args, kwargs, single_ms)
             planning_ms = (time.perf_counter() - began) * 1e3
         except Exception as error:
             self.discovery.resume()
@@ -142,7 +142,7 @@ class AutoPolicy(ForcedPolicy):
 
         return shortest_step_ms(model, args, kwargs, trial.step_ms, count_workers(self.config))
 
-    def _plan(self, model: nn.Module, args: Any, kwargs: Any) -> StepPlan:
+    def _plan(self, model: nn.Module, args: Any, kwargs: Any, single_ms: float) -> StepPlan:
         from gemini.capture.module_hooks import without_hooks
         from gemini.runtime.local_mode import run_locally
         from gemini.snapshot.rng_snapshot import preserve_rng_state
@@ -150,7 +150,7 @@ class AutoPolicy(ForcedPolicy):
         planner = self.planner()
         assert planner is not None
         with run_locally(), without_hooks(model), preserve_rng_state():
-            return planner(model, args, kwargs)
+            return planner(model, args, kwargs, local_step_ms=single_ms)
 
     def _stay_local(self, model: nn.Module, taken: str, single_ms: float) -> bool:
         return self.stay_local(

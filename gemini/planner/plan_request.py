@@ -20,7 +20,16 @@ _BALANCED = 0.03  # the partition search stops at stages this close to an even s
 LOCAL = Links(latency=0.1, bandwidth=4e6)  # ms, bytes per ms: shared memory between two processes
 # Fields that do not change which plan is best for a graph; they are no part of the key of a cached plan.
 _NOT_IN_KEY = frozenset(
-    ("cache", "quiet", "gather_reason", "single_micro_batch_reason", "earlier_plans", "measured_plan", "measure_speeds")
+    (
+        "cache",
+        "quiet",
+        "gather_reason",
+        "single_micro_batch_reason",
+        "earlier_plans",
+        "measured_plan",
+        "measure_speeds",
+        "local_step_ms",
+    )
 )
 
 Speeds = tuple[HostSpeed, Sequence[HostSpeed]]  # of this process alone, and of all workers at the same time
@@ -53,6 +62,9 @@ class PlanRequest:
     current_branch: bool = False  # plan for the branch that the current state of the generator selects
     earlier_plans: tuple[StepPlan, ...] = ()  # plans of the same model that may be reused for another input size
     measured_plan: StepPlan | None = None  # plan again, with the measured times of this plan
+    local_step_ms: float = (
+        0.0  # measured in this process; a planning that takes many times longer is refused; 0: plan anyway
+    )
     measure_speeds: SpeedProbe | None = None  # measures the speed of the running workers
 
     @property

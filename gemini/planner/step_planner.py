@@ -32,6 +32,7 @@ from gemini.planner.microbatch_split import find_batch_dims
 from gemini.planner.plan_request import PlanRequest
 from gemini.planner.plan_reuse import find_equivalent_plan
 from gemini.planner.plan_search import search_plan
+from gemini.planner.planning_time import CallCount, check_planning_time
 from gemini.planner.preconditions import check_graph_attributes, check_model
 from gemini.planner.replan import apply_measured_times
 from gemini.planner.rng_analysis import check_host_rng, record_stage_rng
@@ -56,7 +57,10 @@ def plan_step(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], r
 
 
 def _plan(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], request: PlanRequest) -> StepPlan:
-    reason, batch = request.single_micro_batch_reason, find_batch_dims(model, args, kwargs)
+    with CallCount(model).count() as calls:
+        batch = find_batch_dims(model, args, kwargs)
+    check_planning_time(model, calls.per_run, request)
+    reason = request.single_micro_batch_reason
     if not reason:
         try:
             return _plan_micro_batches(model, args, kwargs, batch, request)
