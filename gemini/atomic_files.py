@@ -5,10 +5,19 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import time
 from pathlib import Path
 from typing import Any
 
 from gemini.errors import ArtifactError
+
+
+def unused_path(folder: Path, prefix: str = "") -> Path:
+    """Return a path in a folder that no run has used: the time, the process and a number."""
+    stem, count = f"{prefix}{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}", 1
+    while (folder / f"{stem}-{count}").exists():
+        count += 1
+    return folder / f"{stem}-{count}"
 
 
 def write_whole(path: Path, content: str | bytes, *, sync: bool = True) -> None:

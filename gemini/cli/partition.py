@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gemini.cli.batch_errors import report_batch_errors
 from gemini.cli.partition_flags import add_partition_arguments, partition_options
 from gemini.cli.progress import ProgressBar
 from gemini.errors import PartitionError, UsageError
@@ -115,7 +116,8 @@ def _capture_and_profile(args: argparse.Namespace, bar: ProgressBar) -> tuple[Gr
     bar.step("build the model")
     model, batch, keywords = make_model(args.target)
     bar.step("capture")
-    graph = capture(model, batch, keywords, depth=args.depth, basic_blocks=tuple(args.basic_block))
+    with report_batch_errors(args.target, model, batch, keywords):
+        graph = capture(model, batch, keywords, depth=args.depth, basic_blocks=tuple(args.basic_block))
     if args.profile is not None:
         return graph, Profile.load(args.profile)
     bar.step("profile")

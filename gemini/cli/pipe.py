@@ -16,6 +16,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gemini.cli.batch_errors import report_batch_errors
 from gemini.cli.partition_flags import add_partition_arguments, partition_options
 from gemini.cli.progress import ProgressBar
 from gemini.errors import UsageError
@@ -94,10 +95,11 @@ def _pipe(args: argparse.Namespace, bar: ProgressBar) -> tuple[Piped, tuple[Any,
     check_request(**settings)  # before the model is built
     settings["profile"] = None if args.profile is None else Profile.load(args.profile)
     model, batch, keywords = make_model(args.target)
-    made = pipe_model(
-        model, batch, keywords, **settings, depth=args.depth, basic_blocks=tuple(args.basic_block),
-        rounds=args.rounds, cache=not args.no_cache, progress=bar.update,
-    )  # fmt: skip
+    with report_batch_errors(args.target, model, batch, keywords):
+        made = pipe_model(
+            model, batch, keywords, **settings, depth=args.depth, basic_blocks=tuple(args.basic_block),
+            rounds=args.rounds, cache=not args.no_cache, progress=bar.update,
+        )  # fmt: skip
     return made, batch, keywords
 
 

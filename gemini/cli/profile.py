@@ -21,6 +21,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from gemini.cli.batch_errors import report_batch_errors
 from gemini.cli.progress import ProgressBar
 from gemini.errors import ProfileError, UsageError
 from gemini.nearest_name import remedy
@@ -80,7 +81,8 @@ def _profile(args: argparse.Namespace) -> Profile:
     model, batch, keywords = make_model(args.target)
     with ProgressBar() as bar:
         bar.update(0, 1, "capture")
-        graph = capture(model, batch, keywords, depth=args.depth, basic_blocks=tuple(args.basic_block))
+        with report_batch_errors(args.target, model, batch, keywords):
+            graph = capture(model, batch, keywords, depth=args.depth, basic_blocks=tuple(args.basic_block))
         return profile(
             graph, batch, keywords, device=args.device, analytic=args.analytic, rounds=args.rounds,
             cache=not args.no_cache, progress=bar.update,

@@ -97,6 +97,7 @@ def read_placement(args: argparse.Namespace) -> SchedPlan:
     """Return the placement named on the command line, or read it from its file."""
     from gemini.schedule.link_costs import Links
     from gemini.schedule.placement_file import load_placement
+    from gemini.schedule.placements import check_name
     from gemini.schedule.placements import placement as named
 
     path, found, inside = args.placement.partition(".json:")
@@ -111,6 +112,7 @@ def read_placement(args: argparse.Namespace) -> SchedPlan:
         if args.ndevs not in (None, placement.ndevs):
             raise UsageError(f"--ndevs {args.ndevs}, but {args.placement} is for {placement.ndevs}\n    → omit it")
     elif args.ndevs is None:
+        check_name(args.placement)
         raise UsageError(f"--ndevs is missing\n    → add the number of devices for {args.placement}: --ndevs 4")
     else:
         shape = {"split": args.split, "chunks": args.chunks, "nbytes": args.nbytes}

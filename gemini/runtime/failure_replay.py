@@ -19,7 +19,6 @@ import json
 import os
 import shutil
 import tempfile
-import time
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -29,6 +28,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from gemini.atomic_files import unused_path
 from gemini.errors import ArtifactError
 from gemini.ir.autograd_modes import Region
 from gemini.random_numbers.rng_state import set_state
@@ -88,7 +88,7 @@ def save(folder: Path, failure: Failure) -> Path:
     try:
         (being_written / _RECORD).write_text(json.dumps(data, indent=1, ensure_ascii=False), encoding="utf-8")
         save_file(tensors, str(being_written / _TENSORS))
-        target = _free_name(folder)
+        target = unused_path(folder)
         being_written.rename(target)
     except BaseException:
         shutil.rmtree(being_written, ignore_errors=True)
@@ -96,13 +96,6 @@ def save(folder: Path, failure: Failure) -> Path:
     for old in _find_failures(folder)[:-MAX_SAVED]:
         shutil.rmtree(old, ignore_errors=True)
     return target
-
-
-def _free_name(folder: Path) -> Path:
-    stem, count = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}", 1
-    while (folder / f"{stem}-{count}").exists():
-        count += 1
-    return folder / f"{stem}-{count}"
 
 
 def _find_failures(folder: Path) -> list[Path]:

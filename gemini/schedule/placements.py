@@ -236,10 +236,16 @@ def _assign_times(ndevs: int, homes: dict[Block, tuple[int, ...]]) -> SchedPlan:
     return plan
 
 
-def _shape(name: str, ndevs: int) -> Shape:
+def check_name(name: str) -> Shape:
+    """Return the shape of a named placement; an error lists all of them."""
     shape = PLACEMENTS.get(name)
     if shape is None:
         raise PlacementError(f"no placement is called {name!r}\n    → {remedy(str(name), PLACEMENTS)}")
+    return shape
+
+
+def _shape(name: str, ndevs: int) -> Shape:
+    shape = check_name(name)
     if isinstance(ndevs, bool) or not isinstance(ndevs, int) or not shape.admits(ndevs):
         raise PlacementError(f"{name} does not exist for {ndevs!r} devices\n    → it does for {shape.counts}")
     return shape

@@ -140,6 +140,7 @@ def test_bytes_and_bandwidth_make_transfers_take_time(capsys: pytest.CaptureFixt
     [
         ("--placement vshap --ndevs 4", "did you mean 'vshape'"),
         ("--placement vshape", "--ndevs is missing"),
+        ("--placement nosuch", "no placement is called 'nosuch'\n    → choose from vshape, "),
         ("--placement vshape --ndevs 0", "0 is not between 1 and"),
         ("--placement vshape --ndevs four", "'four' is not a whole number"),
         ("--placement kshape --ndevs 3", "kshape does not exist for 3 devices"),

@@ -50,8 +50,10 @@ def test_the_picture_says_what_was_planned_and_what_was_measured() -> None:
     plan = library("1f1b", 2, 4)
     measured = executed_plan(plan, ran_slower(plan))
     trace = StepTrace(plan, measured, 50.0, 40.0, (10.0, 12.0), (11.0, 11.0))
-    assert trace.planned_title == "planned: 40.0 ms"
-    assert trace.measured_title == "measured: 50.0 ms (+25.0%)"
+    for title, shown in ((trace.planned_title, plan), (trace.measured_title, measured)):
+        assert f": {float(shown.nsteps):.1f} ms from first action to last, " in title  # the time axis
+    assert trace.planned_title.endswith("40.0 ms per step")
+    assert trace.measured_title.endswith("50.0 ms per step (+25.0%)")
     told = dict(trace.measured_facts)
     assert told["bubble"] == f"{trace.bubble:.1%}"
     assert told["largest worker"] == "12 MB"

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from gemini.runtime.call_outcome import FallbackReason
 from gemini.runtime.deferred import pending_queue
 from gemini.runtime.deferred.deferred_tensor import (
     OVERRIDES,
@@ -142,7 +143,7 @@ def _materialize_roots(roots: Any, factors: Any, inputs: Any, create_graph: bool
             by_call.setdefault(id(pending), (pending, []))[1].append(one._value)
     for pending, values in by_call.values():
         if create_graph or len(values) > 1 or not pending.tape.metas[values[0]].is_scalar():
-            pending.resolve()
+            pending.resolve(FallbackReason.UNUSUAL_BACKWARD)
         else:
             pending.run(values[0])
     for one in [*find_deferred((roots, factors))]:

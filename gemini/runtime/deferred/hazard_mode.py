@@ -20,6 +20,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from gemini.random_numbers.random_ops import TRAINING_ARGUMENT, may_draw
+from gemini.runtime.call_outcome import FallbackReason
 from gemini.runtime.deferred import pending_queue
 from gemini.runtime.deferred.call_context import storage_id
 
@@ -82,7 +83,7 @@ def run_random_calls() -> None:
     if not pending_queue.is_busy():
         for one in pending_queue.waiting_calls():
             if one.runner.draws:
-                one.complete()
+                one.complete(FallbackReason.DRAWN_EARLY)
 
 
 def _before_writing(args: Any, kwargs: Any) -> None:
@@ -102,7 +103,7 @@ def _before_reading(args: Any, kwargs: Any) -> None:
     read = {storage_id(one) for one in _tensors((args, kwargs))}
     for one in calls:
         if any(storage_id(buffer) in read for buffer in one.runner.model.buffers()):
-            one.complete()
+            one.complete(FallbackReason.BUFFERS_READ)
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:

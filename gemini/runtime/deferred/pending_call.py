@@ -220,15 +220,15 @@ class PendingCall(RepeatableCall):
             self.state, self._error = DONE, fatal
             raise
 
-    def resolve(self) -> None:
-        """Run the call eagerly; every value becomes real."""
+    def resolve(self, reason: FallbackReason = FallbackReason.READ_EARLY) -> None:
+        """Run the call eagerly, for a reason; every value becomes real."""
         if self.state == RAN:
             for value in self.alive():
                 self._publish_contents(value)
         if self.state != WAITING:
             return
         if not self._was_tried:
-            self.runner.on_fallback(Eager(FallbackReason.READ_EARLY))
+            self.runner.on_fallback(Eager(reason))
         with pending_queue.run_exclusively(self):
             self._check()
             self.context.begin()
@@ -245,13 +245,13 @@ class PendingCall(RepeatableCall):
         self._release()
         self.inputs = []
 
-    def complete(self) -> None:
-        """Run the call, pipelined where there is a loss."""
+    def complete(self, reason: FallbackReason = FallbackReason.READ_EARLY) -> None:
+        """Run the call, pipelined where there is a loss; else eagerly, for this reason."""
         root = self._root(-1)
         if root is not None:
             self.run(root)
         else:
-            self.resolve()
+            self.resolve(reason)
 
     def materialize_all(self) -> None:
         """Make every value real and every deferred tensor an ordinary one, for code that bypasses the patches."""
@@ -264,7 +264,7 @@ class PendingCall(RepeatableCall):
     def compute_before_update(self) -> None:
         """Compute the values that depend on the present parameters: they are about to change."""
         if self.state == WAITING:
-            self.resolve()
+            self.resolve(FallbackReason.WRITTEN_EARLY)
         elif self.state == RAN:
             for value in self.alive():
                 if not self._can_wait(value):

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from gemini.runtime.call_outcome import FallbackReason
 from gemini.runtime.deferred.call_context import rng_states, set_rng_states
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ def run_earlier_calls(draws: bool, writes: bool, until: PendingCall | None = Non
         if other is until:
             break
         if (other.runner.draws and draws) or other.runner.writes or writes:
-            other.complete()
+            other.complete(FallbackReason.LATER_CALL)
 
 
 @contextmanager

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from gemini.atomic_files import unused_path
 from gemini.batch_analysis.batch_kinds import SplittingError
 from gemini.batch_analysis.loss_tape import Tape
 from gemini.errors import GeminiError, WorkerError
@@ -384,7 +385,7 @@ class PipelinedModel:
         with preserve_rng_state():
             peaks = read_peaks(self.managed.pool.workers)
             trace = build_trace(kind.timings.apply_to(kind.plan), ran.trace, step_ms, peaks)
-            files = trace.save(self.trace / f"{self.managed.name}-{self.steps}")
+            files = trace.save(unused_path(self.trace, f"{self.managed.name}-{self.steps}-"))
         self.journal.traces += [str(path) for path in files]
 
 

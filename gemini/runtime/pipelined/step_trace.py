@@ -1,7 +1,7 @@
 """Step trace: what every worker did and when, beside the plan.
 
 step.json     for https://ui.perfetto.dev: a slice per action, arrows along dependencies
-step.png      planned above, measured below, on one time scale
+step.png      planned above, measured below, on one time scale, from the first action of a worker
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ class StepTrace:
     # ── captions ──────────────────────────────────────────────────────────────────────────────
     @property
     def planned_title(self) -> str:
-        """The title of the plan."""
-        return f"planned: {self.predicted_ms:.1f} ms"
+        """The title of the plan; its first figure is the end of the time axis."""
+        return f"planned: {_span_text(self.planned)}, {self.predicted_ms:.1f} ms per step"
 
     @property
     def planned_facts(self) -> tuple[tuple[str, str], ...]:
@@ -79,8 +79,8 @@ class StepTrace:
 
     @property
     def measured_title(self) -> str:
-        """The title of the measurement."""
-        return f"measured: {self.step_ms:.1f} ms{self._error(self.predicted_ms)}"
+        """The title of the measurement; its first figure is the end of the time axis."""
+        return f"measured: {_span_text(self.measured)}, {self.step_ms:.1f} ms per step{self._error(self.predicted_ms)}"
 
     @property
     def measured_facts(self) -> tuple[tuple[str, str], ...]:
@@ -88,7 +88,6 @@ class StepTrace:
         inside = float(self.measured.nsteps)
         facts = [
             ("bubble", f"{self.bubble:.1%}"),
-            ("from first action to last", f"{inside:.1f} ms"),
             ("before and after", f"{max(0.0, self.step_ms - inside):.1f} ms"),
         ]
         if self.peak_mb:
@@ -149,6 +148,10 @@ def build_trace(
     measured = executed_plan(plan.schedule, ran)
     expected_mb = tuple(one.memory.total_mb - one.memory.optimizer_mb for one in plan.analysis.workers)
     return StepTrace(plan.expected, measured, step_ms, plan.step_ms, peak_mb, expected_mb, profiled_ms)
+
+
+def _span_text(plan: SchedPlan) -> str:
+    return f"{float(plan.nsteps):.1f} ms from first action to last"
 
 
 def _bubble(plan: SchedPlan) -> float:

@@ -42,3 +42,25 @@ def test_measured_beside_expected(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert f"largest worker {max(trace.peak_mb):.0f} MB, {max(trace.predicted_mb):.0f} predicted" in str(trace)
     for step in managed.pipelined.journal.traces:
         assert Path(step).is_file()
+
+
+def test_runs_do_not_overwrite_traces_of_each_other(tmp_path: Path) -> None:
+    """Two models of one class in one run folder."""
+    config = GeminiConfig(
+        mode="pipeline", pipeline_degree=2, accum_degree=2, schedule="1f1b", quiet=True, trace=True,
+        run_folder=str(tmp_path),
+    )  # fmt: skip
+    written: list[str] = []
+    for _ in range(2):
+        model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8))
+        GeminiCompiler().compiler(model, config)
+        managed = dispatch.find_managed(model)
+        assert managed is not None
+        assert managed.pipelined is not None
+        for _ in range(6):
+            model(torch.ones(8, 8)).square().mean().backward()
+        assert managed.pipelined.journal.traces
+        written += managed.pipelined.journal.traces
+    managed.pool.stop()
+    assert len({*written}) == len(written)
+    assert all(Path(path).is_file() for path in written)
