@@ -26,4 +26,6 @@ def read_newest(folder: Path) -> list[ModelJournal]:
 
 
 def _read_entry(entry: dict[str, Any]) -> ModelJournal:
-    return ModelJournal(**{name: entry[name] for name in _FIELDS}, last_ms=entry.get("last_ms", []))
+    return ModelJournal(
+        **{name: entry[name] for name in _FIELDS}, last_ms=entry.get("last_ms", []), local_ms=entry.get("local_ms", 0.0)
+    )
