@@ -7,6 +7,7 @@ DryRun     plans only, see `dry_run`
 
 from __future__ import annotations
 
+import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from gemini.launcher.process.launch_session import Session
     from gemini.planner.config_planner import Planner
     from gemini.planner.step_plan import StepPlan
+    from gemini.runtime.pipelined.pipelined_model import PipelinedModel
 
 
 class ForcedPolicy:
@@ -56,15 +58,11 @@ class ForcedPolicy:
 
             planner = self.planner()
             with preserve_rng_state():
-                managed = start(
-                    model,
-                    self.config,
-                    planner and self._show_first_plan(planner, plan, single_ms),
-                    announce=False,
-                    survives=True,
-                )
+                planner = planner and _return_first(plan, planner)
+                managed = start(model, self.config, planner, announce=False, survives=True)
             if managed is not None and managed.pipelined is not None:
                 managed.pipelined.plans.planning_ms += planning_ms
+                self._observe(model, managed.pipelined, single_ms)
                 see_through_deferred_tensors()
             return managed is not None
         except Exception as error:
@@ -80,20 +78,16 @@ class ForcedPolicy:
 
         return planner_for(self.config)
 
-    def _show_first_plan(self, planner: Planner, plan: StepPlan | None, single_ms: float | None) -> Planner:
-        """Return `planner`, which prints its first plan; `plan` replaces its first result."""
-        first = [plan]
-        shown: list[StepPlan] = []
+    def _observe(self, model: nn.Module, pipelined: PipelinedModel, single_ms: float | None) -> None:
+        """Print the plan of the first pipelined step."""
+        pipelined.journal.local_ms = single_ms or 0.0
+        reference = weakref.ref(model)
 
-        def plan_and_tell(model: nn.Module, args: Any, kwargs: Any, **changes: Any) -> StepPlan:
-            made = first.pop() if first else None
-            found = made or planner(model, args, kwargs, **changes)
-            if not shown:
-                shown.append(found)
-                self.show(model, found, single_ms)
-            return found
+        def show(plan: StepPlan) -> None:
+            if (model := reference()) is not None:
+                self.show(model, plan, single_ms)
 
-        return plan_and_tell
+        pipelined.plans.on_first_step = show
 
     def show(self, model: nn.Module, plan: StepPlan, single_ms: float | None = None) -> None:
         """Print the summary of a plan."""
@@ -115,6 +109,18 @@ class ForcedPolicy:
         """Print one line to standard error."""
         if not self.config.quiet:
             log_line(f"gemini: {text}".partition("\n")[0])
+
+
+def _return_first(plan: StepPlan | None, planner: Planner) -> Planner:
+    """Return a planner whose first result is `plan`, if there is one."""
+    if plan is None:
+        return planner
+    first = [plan]
+
+    def plan_step(model: nn.Module, args: Any, kwargs: Any, **changes: Any) -> StepPlan:
+        return first.pop() if first else planner(model, args, kwargs, **changes)
+
+    return plan_step
 
 
 def _find_obstacle(model: nn.Module) -> str:

@@ -1,18 +1,26 @@
-"""Run summary: the model and its plan, on standard error, before the first planned step."""
+"""Run summary on standard error: the model and its plan after the first step by it, and a line per model at the end.
+
+A plan is shown only when a step has run by it: before, it is not certain that any will.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from gemini.config.gemini_config import GeminiConfig
 from gemini.log import log_line
+from gemini.runtime.call_outcome import CallPath
 
 if TYPE_CHECKING:
     from torch import nn
 
     from gemini.planner.step_plan import StepPlan
+    from gemini.runtime.run_journal import ModelJournal
+
+_SHOWN = 4  # models at the end of a run
 
 
 def show(
@@ -63,6 +71,32 @@ def rows(
         ("expected", f"{_ms(plan.step_ms)} per step, {gain:.2f} × {what} ({_ms(single_ms)})"),
         ("run folder", _near(config.run_folder)),
     ]  # fmt: skip
+
+
+def closing_lines(models: Sequence[ModelJournal], config: GeminiConfig) -> list[str]:
+    """Return the lines for the end of a run: what became of the calls of each model with workers."""
+    lines = [_closing_line(model) for model in models[:_SHOWN]]
+    if len(models) > _SHOWN:
+        lines.append(f"{len(models) - _SHOWN} more models")
+    folder = _near(config.run_folder)
+    command = "gemini explain" if folder == ".gemini" else f"gemini explain --run-folder {folder}"
+    return [*lines[:-1], f"{lines[-1]}; {command} shows more"] if lines else []
+
+
+def _closing_line(model: ModelJournal) -> str:
+    calls = sum(model.steps.values())
+    if not calls:
+        return f"{model.model}: no call used the workers: the first one runs in this process"
+    overlapped = model.steps.get(CallPath.OVERLAPPED, 0)
+    text = f"{model.model}: {overlapped or 'none'} of {calls} calls overlapped"
+    if not overlapped:
+        usual = max(model.steps, key=lambda path: model.steps[path])
+        text += f" ({model.steps[usual]} by {CallPath(usual).label}): {model.main_reason}"
+    if model.step_ms:
+        text += f", {_ms(model.step_ms)} per step"
+    if model.local_ms:
+        text += f" ({_ms(model.local_ms)} in this process)" if model.step_ms else f", {_ms(model.local_ms)} locally"
+    return text
 
 
 def _amount(count: int) -> str:

@@ -115,7 +115,9 @@ def _end_run() -> None:
     if state.session["quiet"] or hasattr(sys, "last_value"):
         return
     found = state.discovery
-    if found is None or not found.models:
+    if found is not None and found.models:
+        _print_closing_lines(state.session)
+    else:
         from contextlib import suppress
 
         from gemini.log import log_line
@@ -123,6 +125,20 @@ def _end_run() -> None:
         what = _NOTHING if found is None or not found.layers else _LAYERS
         with suppress(OSError, ValueError, AttributeError):  # standard error is closed
             log_line(f"gemini: {what}: the program ran as under python")
+
+
+def _print_closing_lines(session: Session) -> None:
+    """Print what became of the models with workers."""
+    from contextlib import suppress
+
+    with suppress(Exception):  # standard error is closed, or the configuration is faulty
+        from gemini.launcher.defaults import load_config
+        from gemini.launcher.run_summary import closing_lines
+        from gemini.log import log_line
+        from gemini.runtime.run_journal import journaled_models
+
+        for line in closing_lines(journaled_models(), load_config(session, state.folder)):
+            log_line(f"gemini: {line}")
 
 
 def _record_run(session: Session) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from gemini.errors import ArtifactError
 from gemini.runtime.run_journal import FORMAT, ModelJournal, journal_files
 
-_FIELDS = ("model", "workers", "plan", "verification", "steps", "reasons", "modules", "traces", "last_ms")
+_FIELDS = ("model", "workers", "plan", "verification", "steps", "reasons", "modules", "traces", "last_ms", "local_ms")
 
 
 def read_newest(folder: Path) -> list[ModelJournal]:

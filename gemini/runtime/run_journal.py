@@ -33,7 +33,7 @@ from gemini.atomic_files import write_whole
 from gemini.cache_files import cache_folder, evict_oldest, hash_facts
 from gemini.errors import ArtifactError
 from gemini.log import log_line
-from gemini.runtime.call_outcome import CallPath
+from gemini.runtime.call_outcome import CallPath, FallbackReason
 
 FORMAT = 2
 _KEPT = 20  # files of earlier runs
@@ -59,6 +59,7 @@ class ModelJournal:
     modules: dict[str, list[str]] = field(default_factory=dict)  # that run in the process of the script, by reason
     traces: list[str] = field(default_factory=list)
     last_ms: list[float] = field(default_factory=list)  # durations of the last steps by that plan
+    local_ms: float = 0.0  # a step in the process of the script, where it was measured
     on_record: ClassVar[Any] = None  # called after each record
     _describe_plan: ClassVar[Any] = None  # a weak reference to the method that describes the plan
 
@@ -91,10 +92,21 @@ class ModelJournal:
         self.last_ms.append(step_ms)
         del self.last_ms[:-_TIMED]
 
+    @property
+    def step_ms(self) -> float:
+        """The median duration of the last steps by the plan; 0 where there are none."""
+        return statistics.median(self.last_ms) if self.last_ms else 0.0
+
+    @property
+    def main_reason(self) -> str:
+        """The most frequent reason for a slower path, other than the first call of a size; '' where there is none."""
+        ranked = [reason for reason, _ in Counter(self.reasons).most_common()]
+        return next((one for one in ranked if one != FallbackReason.FIRST_OF_SIZE), ranked[0] if ranked else "")
+
     def _measured(self) -> str:
         if not self.last_ms:
             return ""
-        return f"; {statistics.median(self.last_ms):.0f} ms measured (median of the last {len(self.last_ms)})"
+        return f"; {self.step_ms:.0f} ms measured (median of the last {len(self.last_ms)})"
 
     def __str__(self) -> str:
         taken = ", ".join(f"{self.steps[path]} {path.label}" for path in CallPath if self.steps.get(path)) or "no calls"
@@ -203,6 +215,12 @@ def get_journal(folder: Path, quiet: bool = False) -> RunJournal:
         _journals[key] = RunJournal(folder)
         _journals[key].quiet = quiet
     return _journals[key]
+
+
+def journaled_models() -> list[ModelJournal]:
+    """Return the models of this process that have workers."""
+    mine = [journal for (owner, _), journal in _journals.items() if owner == os.getpid()]
+    return [model for journal in mine for model in journal.models if model.workers]
 
 
 def record_idle_run(folder: Path) -> None:

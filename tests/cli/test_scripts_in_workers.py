@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from gemini.runtime.call_outcome import FallbackReason
 
 COMMAND = str(Path(sys.executable).with_name("gemini_python"))
 FORCED = ("--mode", "pipeline", "--pipeline-degree", "2", "--accum-degree", "2")
@@ -63,6 +66,10 @@ def test_forced_pipeline_prints_what_python_prints(folder: Path) -> None:
     assert "Sequential, 435 parameters, trained by SGD" in done.stderr
     assert "3 steps compared with this process" in done.stderr
     assert "is not equal" not in done.stderr
+    assert re.fullmatch(
+        r"gemini: Sequential: 4 of 5 calls overlapped, [\d.]+ m?s per step; gemini explain shows more",
+        done.stderr.splitlines()[-1],
+    )
     explained = run(COMMAND.replace("gemini_python", "gemini"), "explain", cwd=folder)
     assert "4 overlapped" in explained.stdout
 
@@ -122,6 +129,23 @@ def test_the_types_of_deferred_tensors_are_those_of_python(folder: Path) -> None
     assert "True True True True" in done.stdout
     explained = run(COMMAND.replace("gemini_python", "gemini"), "explain", cwd=folder)
     assert "10 overlapped" in explained.stdout
+
+
+def test_a_script_in_which_nothing_overlaps_says_so_once(folder: Path) -> None:
+    """And no speed-up is promised: no plan is shown."""
+    text = SCRIPT.replace("    loss = ", "    out = net(x)\n    torch.rand(())\n    loss = ").replace(
+        "(net(x), y)", "(out, y)"
+    )
+    (folder / "train.py").write_text(text)
+    expected = run(sys.executable, "train.py", cwd=folder)
+    done = run(COMMAND, *FORCED, "--run-folder", "runs", "train.py", cwd=folder)
+    assert (done.returncode, done.stdout) == (0, expected.stdout), done.stderr
+    (line,) = done.stderr.splitlines()
+    assert line == (
+        f"gemini: Sequential: none of 5 calls overlapped (5 by eager dispatch): {FallbackReason.DRAWN_EARLY}; "
+        "gemini explain --run-folder runs shows more"
+    )
+    assert run(COMMAND, *FORCED, "-q", "train.py", cwd=folder).stderr == ""
 
 
 def test_auto_leaves_a_small_model_alone_with_one_line(folder: Path) -> None:

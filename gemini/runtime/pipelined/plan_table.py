@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -66,6 +67,7 @@ class PlanTable:
         self.planning_ms = 0.0  # of all plans together
         self._planning_error: Exception | None = None  # of a failed planning
         self._plans_logged = 0  # number of plans that were logged
+        self.on_first_step: Callable[[StepPlan], None] | None = None  # called after the first step by a plan
 
     def find(self, model: nn.Module, roster: ModelContents, call: ModelCall) -> tuple[CallKind, int | None]:
         """Return the kind of a call, and its samples where it has a plan; a new kind is planned."""
@@ -139,6 +141,9 @@ class PlanTable:
         """Record a step that ran by the plan of a kind."""
         if kind.plan is None:
             return
+        if self.on_first_step is not None:
+            on_first_step, self.on_first_step = self.on_first_step, None
+            on_first_step(kind.plan)
         if samples == kind.plan.batch.size:
             kind.timings.add(kind.plan, ran, step_ms, max(_CHOOSING * kind.planning_ms, _LEAST_MS))
         if kind.plan is not self.reported:
