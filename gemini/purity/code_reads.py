@@ -41,7 +41,7 @@ _CHANGING = frozenset(  # functions that change an argument
     ]
 )  # fmt: skip
 _BY_STRINGS = frozenset(["getattr", "hasattr", "setattr", "delattr"])
-_DYNAMIC = frozenset(["vars", "__dict__", "attrgetter", "dir"])
+_DYNAMIC = frozenset(["vars", "__dict__", "attrgetter", "methodcaller", "dir"])
 
 
 class Change(IntEnum):
