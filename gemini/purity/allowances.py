@@ -95,7 +95,8 @@ LIBRARIES = frozenset(
 )  # fmt: skip
 VALUES = frozenset(
     [
-        "argparse.Namespace", "argparse._AttributeHolder", "_collections", "collections", "dataclasses", "decimal", "fractions", "functools.partial",
+        "argparse.Namespace", "argparse._AttributeHolder",
+        "_collections", "collections", "dataclasses", "decimal", "fractions", "functools.partial",
         "inspect",
         "operator", "re.Pattern", "types", "typing", "typing_extensions", "contextlib.nullcontext", "numpy.ufunc",
         "numpy.finfo", "numpy.iinfo", "_abc", "uuid.UUID",

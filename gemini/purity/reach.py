@@ -157,7 +157,7 @@ class Reach:
         if denied := reads.attributes & DENIED_METHODS:
             self._refuse(f"calls {min(denied)}")
         self._asked |= reads.strings
-        self._stored |= reads.stored_attributes
+        self._stored |= reads.stored_attributes | (reads.self_stores if kind is None else frozenset())
         self._takes_any = self._takes_any or reads.is_dynamic
         if reads.stored_globals:
             self._refuse(f"assigns the global {min(reads.stored_globals)}")

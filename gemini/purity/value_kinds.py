@@ -93,7 +93,7 @@ def changes_self(reads: CodeReads, owner: Any) -> bool:
     """Return whether a method that reads and writes this changes the object that it is called on."""
     held = members(owner)
     written = [chain.names[0] for chain in reads.chains if chain.root == "self" and chain.change]
-    return reads.stores_self or any(isinstance(held.get(name), MUTABLE) for name in written)
+    return bool(reads.self_stores) or any(isinstance(held.get(name), MUTABLE) for name in written)
 
 
 def defaults_of(function: types.FunctionType) -> dict[str, Any]:
