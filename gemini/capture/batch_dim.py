@@ -158,8 +158,7 @@ def find_batch_layout(
 ) -> BatchLayout | None:
     """Return the layout under which samples are independent; else the first that the model accepts; else None.
 
-    `known`: the layout, if the caller knows it. These are the first runs of the model; a verdict from runs that changed
-    attributes is repeated.
+    `known`: the layout, if the caller knows it.
     """
     if known is not None and (layout := _fit_layout(known, call.tensors)) is not None:
         return layout
@@ -170,8 +169,6 @@ def find_batch_layout(
         if layout.size == 1:
             return runnable or layout
         verdict = _are_independent(model, call, layout, warmup)
-        if not verdict and warmup.attributes_changed:
-            verdict = _are_independent(model, call, layout, warmup)
         if verdict is None and layout.size >= 4:  # one sample may be too few, for statistics or a check of the model
             verdict = _are_independent(model, call, layout, warmup, few=2)
         if verdict:
@@ -194,16 +191,15 @@ def _are_independent(
 ) -> bool | None:
     """Return whether the results of `few` samples depend on them alone; None where the model rejects the sizes."""
     results = []
-    warmup.attributes_changed = False
     for start, length in ((0, 2 * few), (few, few)):
         args, kwargs = call.arguments(layout.copy(call.tensors, start, length))
         try:
             with eval_mode(model):
                 results.append([tensor for _, tensor in tensors(model(*args, **kwargs))])
         except Exception:
-            warmup.after_failure()
+            warmup.discard_run()
             return None
-        warmup.after_run()
+        warmup.discard_run()  # changes that remain are those of the whole batch
     pair, single = results
     if len(pair) != len(single):
         return False

@@ -26,7 +26,6 @@ class Warmup:
     def __init__(self, model: nn.Module, saved: ModelSnapshot) -> None:
         self.model, self.saved = model, saved
         self.between: AttributeSnapshot | None = None  # after a first run that changed attributes
-        self.attributes_changed = False  # whether a run since this flag was cleared did so
         self.written: set[str] = set()
 
     def after_run(self) -> None:
@@ -35,7 +34,7 @@ class Warmup:
             self.saved.restore_tensors()
             return
         if self.between is None:
-            self.between, self.attributes_changed = AttributeSnapshot(self.model), True
+            self.between = AttributeSnapshot(self.model)
             self.written = _changed_parameters(self.saved)
             self.saved.restore_tensors()
             return
@@ -48,8 +47,8 @@ class Warmup:
         self.saved.add_new_tensors()
         self.between = None
 
-    def after_failure(self) -> None:
-        """Restore everything after a run that raised."""
+    def discard_run(self) -> None:
+        """Restore everything after a run that raised, or whose changes do not count."""
         self.between = None
         self.saved.restore()
 

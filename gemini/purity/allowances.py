@@ -68,7 +68,12 @@ DENIED = frozenset(
         "safetensors.torch.load_file", "safetensors.torch.save_file", "safetensors.safe_open",
     ]
 )  # fmt: skip
-DENIED_METHODS = frozenset(["tofile", "write_bytes", "write_text", "read_bytes", "read_text", "share_memory_"])
+DENIED_METHODS = frozenset(
+    [
+        "tofile", "write_bytes", "write_text", "read_bytes", "read_text", "share_memory_", "__defaults__",
+        "__kwdefaults__", "__closure__", "cell_contents", "__globals__", "f_globals", "f_locals", "__subclasses__",
+    ]
+)  # fmt: skip
 STATEFUL = {  # members of library classes that have effects, or that change during a run, by root of the library
     "lightning": frozenset(
         [
@@ -90,7 +95,8 @@ LIBRARIES = frozenset(
 )  # fmt: skip
 VALUES = frozenset(
     [
-        "argparse.Namespace", "_collections", "collections", "dataclasses", "decimal", "fractions", "functools.partial",
+        "argparse.Namespace", "argparse._AttributeHolder",
+        "_collections", "collections", "dataclasses", "decimal", "fractions", "functools.partial",
         "inspect",
         "operator", "re.Pattern", "types", "typing", "typing_extensions", "contextlib.nullcontext", "numpy.ufunc",
         "numpy.finfo", "numpy.iinfo", "_abc", "uuid.UUID",

@@ -41,7 +41,7 @@ _CHANGING = frozenset(  # functions that change an argument
     ]
 )  # fmt: skip
 _BY_STRINGS = frozenset(["getattr", "hasattr", "setattr", "delattr"])
-_DYNAMIC = frozenset(["vars", "__dict__", "attrgetter", "dir"])
+_DYNAMIC = frozenset(["vars", "__dict__", "attrgetter", "methodcaller", "dir"])
 
 
 class Change(IntEnum):
@@ -74,7 +74,7 @@ class CodeReads(NamedTuple):
     is_dynamic: bool  # it takes attributes by computed names
     stored_globals: frozenset[str]
     stored_cells: frozenset[str]  # variables around the function that it assigns
-    stores_self: bool  # it sets attributes of its first argument
+    self_stores: frozenset[str]  # attributes that it sets, of its first argument
     stored_attributes: frozenset[str]  # attributes that it sets, of objects that it got from elsewhere
 
 
@@ -111,7 +111,7 @@ class _Reader:
         self._attributes: set[str] = set()
         self._globals: set[str] = set()
         self._cells: set[str] = set()
-        self._stores_self = False
+        self._self_stores: set[str] = set()
         self._stored: set[str] = set()
         self._line = _Line()
         self._aliases: dict[str, set[NameChain]] = defaultdict(set)  # what local variables may stand for
@@ -130,7 +130,7 @@ class _Reader:
         strings = strings if is_dynamic or takes_strings else set()
         return CodeReads(
             frozenset(self._chains), frozenset(self._attributes), frozenset(strings), is_dynamic,
-            frozenset(self._globals), frozenset(self._cells), self._stores_self,
+            frozenset(self._globals), frozenset(self._cells), frozenset(self._self_stores),
             frozenset(self._stored | (strings if "setattr" in named or "__setattr__" in named else set())),
         )  # fmt: skip
 
@@ -223,7 +223,7 @@ class _Reader:
                 if owner.names:
                     self._note_change(owner)
                 elif owner.root == "self":
-                    self._stores_self = True
+                    self._self_stores.add(step.argval)
         elif step.opname in (*_ATTRIBUTES, "LOAD_SUPER_ATTR", "LOAD_SUPER_METHOD"):
             self._attributes.add(step.argval)
             self._line.has_change = self._line.has_change or _changes_receiver(step.argval)

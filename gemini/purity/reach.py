@@ -56,6 +56,7 @@ from gemini.purity.value_kinds import (
     is_followed,
     is_held_by_script,
     is_object,
+    is_object_type,
     is_of_script,
     is_plain,
     may_change,
@@ -156,7 +157,7 @@ class Reach:
         if denied := reads.attributes & DENIED_METHODS:
             self._refuse(f"calls {min(denied)}")
         self._asked |= reads.strings
-        self._stored |= reads.stored_attributes
+        self._stored |= reads.stored_attributes | (reads.self_stores if kind is None else frozenset())
         self._takes_any = self._takes_any or reads.is_dynamic
         if reads.stored_globals:
             self._refuse(f"assigns the global {min(reads.stored_globals)}")
@@ -264,7 +265,10 @@ class Reach:
     # ── classes and objects ────────────────────────────────────────────────────────────────────────────────────────
     def _add_class(self, kind: type) -> None:
         for one in kind.__mro__:
-            if is_followed(one.__module__) and one not in self._classes:
+            if not is_followed(one.__module__):
+                if not is_object_type(one):  # a subclass of a generator, a stream, a lock …
+                    self._refuse_value(kind.__name__, f"{one.__module__}.{one.__qualname__}")
+            elif one not in self._classes:
                 self._classes.append(one)
 
     def _visit_class(self, kind: type) -> None:

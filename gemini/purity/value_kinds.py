@@ -58,6 +58,11 @@ def is_object(value: Any) -> bool:
     return isinstance(value, NAMESPACES) or is_followed(type(value).__module__)
 
 
+def is_object_type(kind: type) -> bool:
+    """Return whether objects of a class that is not followed hold nothing but values, and their methods are pure."""
+    return is_allowed(f"{kind.__module__}.{kind.__qualname__}") or is_value_type(kind)
+
+
 def may_change(value: Any, change: Change) -> bool:
     """Return whether code that does this to a value may change it."""
     if change is Change.CHANGED_INSIDE and isinstance(value, CONTAINERS):
@@ -88,7 +93,7 @@ def changes_self(reads: CodeReads, owner: Any) -> bool:
     """Return whether a method that reads and writes this changes the object that it is called on."""
     held = members(owner)
     written = [chain.names[0] for chain in reads.chains if chain.root == "self" and chain.change]
-    return reads.stores_self or any(isinstance(held.get(name), MUTABLE) for name in written)
+    return bool(reads.self_stores) or any(isinstance(held.get(name), MUTABLE) for name in written)
 
 
 def defaults_of(function: types.FunctionType) -> dict[str, Any]:
@@ -108,7 +113,7 @@ def is_of_script(value: Any) -> bool:
         return any(map(is_of_script, value))
     kind = type(value)
     is_known = is_allowed(f"{kind.__module__}.{kind.__qualname__}") or is_value_type(kind)
-    return isinstance(value, CONTAINERS) or not (is_plain(value) or is_known)
+    return isinstance(value, (*CONTAINERS, *MUTABLE)) or not (is_plain(value) or is_known)
 
 
 def is_held_by_script(value: Any) -> bool:

@@ -12,6 +12,7 @@ import itertools
 import logging
 import math
 import multiprocessing
+import operator
 import os
 import queue
 import random
@@ -20,7 +21,7 @@ import sys
 import threading
 import time
 import types
-from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
+from collections import Counter, OrderedDict, UserDict, defaultdict, deque, namedtuple
 from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -107,6 +108,53 @@ class TimedSquare(Square):
 
 
 settings, tracker, sampler = Settings(), Tracker(), Sampler()
+
+
+class OwnGenerator(random.Random):
+    pass
+
+
+class Drawing(Enum):
+    A = functools.partial(lambda source, x: x * source.normal(), generator)
+
+    def draw(self) -> float:
+        return float(generator.normal())
+
+
+class Level(float):
+    def draw(self) -> float:
+        return float(generator.normal())
+
+
+class Special:
+    def __pos__(self) -> float:
+        return float(generator.normal())
+
+
+class Meta(type):
+    def __call__(cls) -> Any:
+        return generator.normal()
+
+
+class Called(metaclass=Meta):
+    pass
+
+
+held, own_generator, number = UserDict(rng=generator), OwnGenerator(1), Level(1)
+partial_getattr = functools.partial(getattr, options, "rng")
+
+
+def draw_from_default(x: torch.Tensor, source: Any = generator) -> torch.Tensor:
+    return x * (source is not None)
+
+
+def bump(counted: Any) -> None:
+    counted.seen += 1
+
+
+@functools.lru_cache
+def memoized_list() -> list[int]:
+    return [1]
 
 
 def activate(x: torch.Tensor, by: float = 2.0) -> torch.Tensor:
@@ -243,6 +291,24 @@ IMPURE: dict[str, Callable[[], nn.Module]] = {
     "partial": lambda: Net(functools.partial(lambda source, x: x + source.normal(), generator)),
     "in a table": lambda: Net(lambda x: {"noise": noisy}["noise"](x)),
     "function of a library's module": lambda: nn.TransformerEncoderLayer(4, 2, 4, activation=noisy),
+    "attribute of a layer": lambda: _Holding("lin"),
+    "attribute of a weight": lambda: _Holding("lin.weight"),
+    "user dictionary": lambda: Net(lambda x: x * UserDict(rng=generator)["rng"].normal()),
+    "global user dictionary": lambda: Net(lambda x: x * held["rng"].normal()),
+    "subclass of a generator": lambda: Net(lambda x: x * own_generator.random()),
+    "value of an enumeration": lambda: Net(lambda x: Drawing.A.value(x)),
+    "method of an enumeration": lambda: Net(lambda x: x * Drawing.A.draw()),
+    "number with a method": lambda: Net(lambda x: x * number.draw()),
+    "special method": lambda: Net(lambda x: x * +Special()),
+    "class of a class": lambda: Net(lambda x: x * Called()),
+    "unread default": lambda: Net(draw_from_default),
+    "method by a caller": lambda: Net(lambda x: operator.methodcaller("draw")(sampler) * x),
+    "partial getattr": lambda: Net(lambda x: x * partial_getattr().normal()),
+    "arguments of the process": lambda: Net(lambda x: x * len(sys.argv)),
+    "defaults of a function": lambda: Net(lambda x: x * remember.__defaults__[0][0]),
+    "attribute set through an argument": lambda: Net(lambda x: bump(tracker) or x),
+    "changed result of a memoized function": lambda: Net(lambda x: x.add(memoized_list().append(1) or 1)),
+    "hook": lambda: _with_hook(),
     "inside a sequence": lambda: nn.Sequential(nn.Linear(4, 4), nn.Sequential(Net(noisy))),
 }  # fmt: skip
 
@@ -274,6 +340,26 @@ class _ClassList(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.seen.append(len(x))
         return x
+
+
+class _Holding(nn.Module):
+    """Uses an attribute of a part."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        self.lin = nn.Linear(4, 4)
+        part = self.lin if path == "lin" else self.lin.weight
+        part.rng = generator  # type: ignore[assignment]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        part: Any = self.lin
+        return x * (part.rng if hasattr(part, "rng") else part.weight.rng).normal()
+
+
+def _with_hook() -> nn.Module:
+    model = Net(activate)
+    model.lin.register_forward_hook(lambda module, args, output: noisy(output))
+    return model
 
 
 class _OwnState(nn.Module):

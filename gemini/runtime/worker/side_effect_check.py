@@ -134,11 +134,14 @@ class WorkerReads:
     """The values outside a module that its code reads, as this worker has them: its forward must not change them."""
 
     def __init__(self, module: nn.Module) -> None:
-        self._contents = ContentsSnapshot(entry.now() for entry in prove_purity(module).entries)
+        proof = prove_purity(module)
+        self._reason, self._contents = proof.reason, ContentsSnapshot(entry.now() for entry in proof.entries)
 
     def find_change(self) -> str:
         """Return what the forward has changed, and restore it; '' if nothing has changed."""
         changed = self._contents.restore()
+        if self._reason:  # the copy differs from the original
+            return f"in a worker, {self._reason}"
         return f"its code changes a {changed} that is not part of the model" if changed else ""
 
 

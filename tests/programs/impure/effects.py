@@ -127,7 +127,7 @@ EFFECTS = [
         ("threading.Lock()", "1.0 if {o}.acquire(blocking=False) else 2.0", "", "", "step % 3 == 2 and {o}.locked() and {o}.release()"),
         ("threading.Semaphore(5)", "float({o}.acquire(blocking=False))"),
         ("threading.RLock()", "len([{o}.acquire() for _ in 'a']) * 0.5"),
-        seen="type({o})",
+        seen="type({o}).__name__",
     ),
     *_family(
         7,
