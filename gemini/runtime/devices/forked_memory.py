@@ -1,7 +1,7 @@
 """Forked memory: a forked process has copies of the memory that this process shares with its workers.
 
-Under plain Python, a fork copies all memory on write. Shared mappings stay shared, as torch's `share_memory_` does, so
-a child would see what its parent trains later, and write into the parent's parameters. The child therefore puts private
+Under plain Python, a fork copies all memory on write. Shared mappings stay shared, as with `share_memory_` of torch: a
+child would see what its parent trains later, and write into the parent's parameters. The child therefore puts private
 pages in the place of its mappings, before any code of the script runs in it; addresses stay the same:
 
     parent   fork ─────────── waits ──────────► continues

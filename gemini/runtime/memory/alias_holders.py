@@ -161,6 +161,9 @@ def _saved_tensors(nodes: Iterable[Any]) -> Iterator[torch.Tensor]:
         behind = {next_node for next_node, _ in node.next_functions if next_node is not None} - seen
         seen |= behind
         left += behind
+        leaf = getattr(node, "variable", None)
+        if leaf is not None and not leaf.requires_grad:  # frozen since; accumulators of others are counted
+            yield leaf
         for name in dir(node):
             if name == "saved_tensors" or name.startswith("_saved_"):
                 try:

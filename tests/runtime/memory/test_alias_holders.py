@@ -94,6 +94,7 @@ ALIASES: dict[str, Callable[[torch.Tensor], Any]] = {
     "a graph": lambda p: F.linear(torch.randn(2, 4, requires_grad=True), p),
     "two graphs": lambda p: [F.linear(torch.randn(2, 4, requires_grad=True), p) for _ in range(2)],
     "the graph after backward": lambda p: (loss := F.linear(torch.randn(2, 4), p).sum(), loss.backward()),
+    "a graph from before it was frozen": lambda p: [F.linear(torch.randn(2, 4), p), p.requires_grad_(False)],
     "an optimizer": lambda p: torch.optim.Adam([p]),
     "a generator": lambda p: next(held := generator(p)) is None or held,
     "a closure": lambda p: lambda: p,
