@@ -100,7 +100,7 @@ class ModelJournal:
     @property
     def main_reason(self) -> str:
         """The most frequent reason for a slower path, other than the first call of a size; '' where there is none."""
-        ranked = [reason for reason, _ in Counter(self.reasons).most_common()]
+        ranked = [line.partition(": ")[2] for line, _ in Counter(self.reasons).most_common()]
         return next((one for one in ranked if one != FallbackReason.FIRST_OF_SIZE), ranked[0] if ranked else "")
 
     def _measured(self) -> str:

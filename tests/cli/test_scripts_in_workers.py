@@ -67,7 +67,7 @@ def test_forced_pipeline_prints_what_python_prints(folder: Path) -> None:
     assert "3 steps compared with this process" in done.stderr
     assert "is not equal" not in done.stderr
     assert re.fullmatch(
-        r"gemini: Sequential: 4 of 5 calls overlapped, [\d.]+ m?s per step; gemini explain shows more",
+        r"gemini: Sequential: 4 of 6 calls overlapped, [\d.]+ m?s per step; gemini explain shows more",
         done.stderr.splitlines()[-1],
     )
     explained = run(COMMAND.replace("gemini_python", "gemini"), "explain", cwd=folder)
@@ -142,7 +142,7 @@ def test_a_script_in_which_nothing_overlaps_says_so_once(folder: Path) -> None:
     assert (done.returncode, done.stdout) == (0, expected.stdout), done.stderr
     (line,) = done.stderr.splitlines()
     assert line == (
-        f"gemini: Sequential: none of 5 calls overlapped (5 by eager dispatch): {FallbackReason.DRAWN_EARLY}; "
+        f"gemini: Sequential: none of 6 calls overlapped (5 by eager dispatch): {FallbackReason.DRAWN_EARLY}; "
         "gemini explain --run-folder runs shows more"
     )
     assert run(COMMAND, *FORCED, "-q", "train.py", cwd=folder).stderr == ""
