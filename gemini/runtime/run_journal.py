@@ -99,9 +99,10 @@ class ModelJournal:
 
     @property
     def main_reason(self) -> str:
-        """The most frequent reason for a slower path, other than the first call of a size; '' where there is none."""
+        """The most frequent reason for a slower path, other than first calls; '' where there is none."""
         ranked = [line.partition(": ")[2] for line, _ in Counter(self.reasons).most_common()]
-        return next((one for one in ranked if one != FallbackReason.FIRST_OF_SIZE), ranked[0] if ranked else "")
+        first = (FallbackReason.FIRST_OF_SIZE, FallbackReason.FIRST_CALL)
+        return next((one for one in ranked if one not in first), ranked[0] if ranked else "")
 
     def _measured(self) -> str:
         if not self.last_ms:

@@ -110,14 +110,14 @@ def test_a_run_without_workers_makes_no_run_folder(tmp_path: Path) -> None:
     local.record_local("Net", "too short")
     local.write()
     assert not folder.parent.exists()
-    assert [found.reasons for found in read_newest(folder)] == [{"too short": 1}]
+    assert [found.reasons for found in read_newest(folder)] == [{"local: too short": 1}]
     with_workers = RunJournal(folder)
     with_workers.record_local("Small", "too short")
     with_workers.add_model("Net", 2).record("overlapped")
     assert [path.name for path in folder.iterdir()] == [f"explain-{os.getpid()}.json"]
     assert [found.model for found in read_newest(folder)] == ["Small", "Net"]
     local.write()
-    assert [found.reasons for found in read_newest(folder)] == [{"too short": 1}]
+    assert [found.reasons for found in read_newest(folder)] == [{"local: too short": 1}]
     assert len([*folder.iterdir()]) == 1
 
 
