@@ -14,20 +14,17 @@ remain unexplained are reported: such memory must stay where it is.
 
 from __future__ import annotations
 
-import functools
 import gc
-import inspect
-import sys
-import types
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain, compress
+from itertools import chain
 from typing import Any
 
 import torch
 from torch.autograd.graph import get_gradient_edge
 
 from gemini.runtime.memory.memory_origin import MemoryOrigins
+from gemini.runtime.memory.object_references import Heap, find_unexplained
 from gemini.runtime.memory.shared_layout import is_in_segment
 from gemini.runtime.memory.storage_exchange import can_exchange
 
@@ -37,10 +34,6 @@ _STORAGE = torch._C.TensorBase.untyped_storage
 _storage_uses: Any = getattr(torch._C, "_storage_Use_Count", None)
 _tensor_uses: Any = getattr(torch._C.TensorBase, "_use_count", None)
 _OUTSIDE = "an object outside of Python's garbage collector (a NumPy array or a DLPack capsule, for example)"
-_LEAVES = (  # kinds of objects that never hold a tensor directly, and are most of a heap
-    types.FunctionType, types.CodeType, types.GetSetDescriptorType, types.MemberDescriptorType, types.ModuleType,
-    types.MethodDescriptorType, types.WrapperDescriptorType, type,
-)  # fmt: skip
 
 
 def find_holders(tensors: Iterable[torch.Tensor]) -> dict[int, str]:
@@ -94,9 +87,9 @@ def _search(storages: list[torch.UntypedStorage]) -> list[int]:
     """Return the storages, by `_cdata`, with references that nothing on the heap explains."""
     if _storage_uses is None or _tensor_uses is None:
         return [storage._cdata for storage in storages]
-    heap = gc.get_objects()
+    heap = Heap(gc.get_objects())
     wanted = {storage._cdata for storage in storages}
-    tensors = _select_tensors(heap)
+    tensors = heap.instances(torch.Tensor)
     aliases = {id(tensor): tensor for tensor in tensors if _storage_of(tensor) in wanted}
     _add_bases(aliases)
     saves: Counter[int] = Counter()
@@ -105,16 +98,14 @@ def _search(storages: list[torch.UntypedStorage]) -> list[int]:
         held = chain(_saved_tensors(map(_GRAD_FN, tensors)), _scripted_tensors(heap))
         _add_held(aliases, saves, wanted, held)
         unexplained = _unexplained_uses(storages, aliases, saves)
-    del tensors
     fixed = {storage._cdata for storage in storages if not storage.resizable()} - unexplained
-    if fixed:
-        unexplained |= _unexplained_references(heap, [a for a in aliases.values() if _storage_of(a) in fixed], aliases)
+    suspects = [alias for alias in aliases.values() if _storage_of(alias) in fixed]
+    del tensors
+    aliases.clear()  # from here on, only `suspects` references them
+    if suspects:
+        uses = [*map(_tensor_uses, suspects)]
+        unexplained |= {_storage_of(one) for one in find_unexplained(suspects, uses, heap)}
     return [*unexplained]
-
-
-def _select_tensors(heap: list[Any]) -> list[torch.Tensor]:
-    kinds = {kind for kind in {*map(type, heap)} if issubclass(kind, torch.Tensor)}
-    return [*compress(heap, map(kinds.__contains__, map(type, heap)))]
 
 
 def _storage_of(tensor: torch.Tensor) -> int:
@@ -142,10 +133,9 @@ def _add_held(
     _add_bases(aliases)
 
 
-def _scripted_tensors(heap: list[Any]) -> Iterator[torch.Tensor]:
+def _scripted_tensors(heap: Heap) -> Iterator[torch.Tensor]:
     """Yield the tensors of modules compiled by torch.jit, once for each module that has them."""
-    kinds = {kind for kind in {*map(type, heap)} if issubclass(kind, torch.jit.ScriptModule)}
-    for module in compress(heap, map(kinds.__contains__, map(type, heap))):
+    for module in heap.instances(torch.jit.ScriptModule):
         compiled = vars(module).get("_c")
         if compiled is not None:
             yield from (one for _, one in torch._C.ParameterDict(compiled).items())
@@ -188,86 +178,3 @@ def _unexplained_uses(
         if _tensor_uses(tensor) != 1 + _count_accumulators(tensor) + views[key] + saves[key]:
             found.add(_storage_of(tensor))
     return found
-
-
-def _unexplained_references(
-    heap: list[Any], suspects: list[torch.Tensor], aliases: dict[int, torch.Tensor]
-) -> set[int]:
-    """Return the storages of tensors whose Python objects have references that nothing explains."""
-    containers = [*compress(heap, map(_may_hold, map(type, heap)))]
-    heap.clear()
-    explained = _count_references(containers, aliases.keys())
-    containers.clear()
-    owned = [int(_tensor_counts_itself() and _tensor_uses(one) > 1) for one in suspects]
-    aliases.clear()
-    counts = [*map(sys.getrefcount, suspects)]
-    surplus = [
-        count - _LISTED - owns - explained[id(one)] for count, owns, one in zip(counts, owned, suspects, strict=True)
-    ]
-    if any(surplus):
-        held = _count_references_of_frames({id(one) for one in suspects})
-        surplus = [count - held[id(one)] for count, one in zip(surplus, suspects, strict=True)]
-    return {_storage_of(one) for count, one in zip(surplus, suspects, strict=True) if count}
-
-
-def _may_hold(kind: type) -> bool:
-    return kind not in _LEAVES
-
-
-def _count_references(containers: list[Any], wanted: Iterable[int]) -> Counter[int]:
-    """Return how often containers reference objects, by identity."""
-    referents = gc.get_referents(*containers)
-    return Counter(map(id, compress(referents, map({*wanted}.__contains__, map(id, referents)))))
-
-
-def _count_references_of_frames(wanted: set[int]) -> Counter[int]:
-    """Return how often local variables of running functions reference objects, by identity.
-
-    Suspended generators, cells and variables of modules and classes are containers of the garbage collector.
-    """
-    found: Counter[int] = Counter()
-    for frame in sys._current_frames().values():
-        here: types.FrameType | None = frame
-        while here is not None:
-            if _has_plain_locals(here):
-                found.update(id(value) for value in _read_locals(here) if id(value) in wanted)
-            here = here.f_back
-    return found
-
-
-def _has_plain_locals(frame: types.FrameType) -> bool:
-    generators = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
-    return bool(frame.f_code.co_flags & inspect.CO_OPTIMIZED and not frame.f_code.co_flags & generators)
-
-
-def _read_locals(frame: types.FrameType) -> list[Any]:
-    """Return the values of a function's own variables, without a lasting copy of them in the frame."""
-    code, values = frame.f_code, frame.f_locals
-    cells = {*code.co_cellvars, *code.co_freevars}
-    found = [values[name] for name in code.co_varnames if name in values and name not in cells]
-    if sys.version_info < (3, 13) and sys.getrefcount(values) <= _SNAPSHOT:
-        values.clear()  # else the variables would live as long as the frame
-    return found
-
-
-def _count_of_snapshot() -> int:
-    """Return what the reference count of the snapshot in `_read_locals` is, if the script does not hold it."""
-    values = sys._getframe().f_locals
-    return sys.getrefcount(values)
-
-
-def _count_of_listed() -> int:
-    """Return what the reference count of an object in a list, read by `map`, is, if nothing else holds it."""
-    return next(map(sys.getrefcount, [object()]))
-
-
-@functools.lru_cache(maxsize=1)
-def _tensor_counts_itself() -> bool:
-    """Return whether a tensor that C++ uses, too, references its Python object; in some versions it does not."""
-    tensor = torch.empty(2)
-    before = sys.getrefcount(tensor)
-    view = tensor[:1]
-    return sys.getrefcount(tensor) > before and view is not None
-
-
-_SNAPSHOT, _LISTED = _count_of_snapshot(), _count_of_listed()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -202,6 +204,25 @@ def test_a_local_variable_of_another_thread_is_no_holder() -> None:
     finally:
         done.set()
         thread.join()
+
+
+def test_a_search_keeps_nothing() -> None:
+    weight = parameter()
+    weight.detach().numpy()
+    gc.collect()
+    gc.disable()
+    try:
+
+        def find() -> weakref.ref[Any]:
+            held = parameter()
+            local = weight.detach().numpy()
+            assert find_holders([weight])
+            assert local is not None
+            return weakref.ref(held)
+
+        assert find()() is None
+    finally:
+        gc.enable()
 
 
 def test_the_heap_is_searched_once_for_all_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
