@@ -36,7 +36,7 @@ class ForwardBody:
         self.graph, self.statements, self.liveness = graph, statements, liveness
         self.base = base_region(graph)
         self.lives = liveness.lives
-        self.deaths = sorted((end, name) for name, held in self.lives.items() for _, end in held.spans)
+        self.deaths = sorted((end, name) for name, needed in self.lives.items() for _, end in needed.spans)
         self.numbers = liveness.numbers()
         self.lines: list[str] = []
         self.header = ""  # the first line of the current loop

@@ -131,7 +131,7 @@ class Liveness:
                 variable.name = names.assign(variable.wanted, variable.spans)
         for variable in self.variables:
             variable.name = variable.root.name
-        return {name: held for name, held in names.spans.items() if held.spans}
+        return {name: blocked for name, blocked in names.spans.items() if blocked.spans}
 
     def numbers(self) -> set[str]:
         """Return the names that never hold a tensor."""

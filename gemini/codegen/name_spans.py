@@ -101,11 +101,11 @@ class NameAllocator:
             name = wanted if number == 1 else f"{wanted}_{number}"
             if name in self.reserved:
                 continue
-            held = self.spans.setdefault(name, NameSpans())
-            is_free = not held.has_overlap(spans)
+            blocked = self.spans.setdefault(name, NameSpans())
+            is_free = not blocked.has_overlap(spans)
             if is_free:
-                held.add(spans)
-            until = held.blocked_until(start)
+                blocked.add(spans)
+            until = blocked.blocked_until(start)
             if until > start:
                 heapq.heappush(family.blocked, (until, number))
             else:
