@@ -112,15 +112,16 @@ class _Hooks:
     def __init__(self, modules: list[nn.Module]) -> None:
         self._modules, self._tables = modules, [*map(_HOOKS, modules)]
         self._inside = ObjectIdentities(chain.from_iterable(self._tables))
-        if any(chain.from_iterable(self._tables)):
+        self._each = [*chain.from_iterable(self._tables)]
+        if any(self._each):
             _hooked.add(modules[0])
         self._has_had = modules[0] in _hooked  # removed tables may be put back
         self._last_hook_id = RemovableHandle.next_id
 
     def are_same(self) -> bool:
         """Return whether the hooks are the same objects."""
-        if self._last_hook_id == RemovableHandle.next_id and not self._has_had:
-            return True
+        if self._last_hook_id == RemovableHandle.next_id and not self._has_had and not any(self._each):
+            return True  # `any` sees hooks that are written into a table by hand
         now = chain.from_iterable(map(_HOOKS, self._modules))
         found = all(map(is_, now, chain.from_iterable(self._tables))) and self._inside.are_unchanged()
         if found:

@@ -34,6 +34,7 @@ CHANGES: dict[str, Callable[[nn.Module], object]] = {
     "an attribute less": lambda one: delattr(one[1], "scale"),
     "a hook": lambda one: one[0].register_forward_hook(lambda *_: None),
     "a hook of a backward": lambda one: one[1].inner.register_full_backward_hook(lambda *_: None),
+    "a hook written into a table": lambda one: one[1]._forward_hooks.update({7: lambda *_: None}),
     "a frozen parameter": lambda one: one[1].inner.weight.requires_grad_(False),
     "another type": lambda one: one[0].half(),
     "another parameter": lambda one: setattr(one[0], "weight", nn.Parameter(one[0].weight.detach())),
