@@ -13,6 +13,7 @@
     ├── CaptureError         a model cannot be captured as requested, or a captured graph cannot be used
     ├── ProfileError         a graph cannot be profiled as requested, or a profile cannot be read
     ├── PartitionError       a graph cannot be cut as requested, or a partition does not fit
+    ├── ShardingError        a graph cannot be sharded as requested, or a shard plan does not fit
     ├── GenerateError        stages cannot be generated, or generated ones cannot be used
     ├── WorkerError          a worker died, hung or could not be started
     └── ScheduleError        a schedule cannot be made, read or trusted
@@ -109,6 +110,10 @@ class ProfileError(GeminiError):
 
 class PartitionError(GeminiError):
     """A graph cannot be cut as requested, or a partition does not fit its graph; names a possible alternative."""
+
+
+class ShardingError(GeminiError):
+    """A graph cannot be sharded as requested, a shard plan does not fit its graph, or a rule is refuted."""
 
 
 class GenerateError(GeminiError):

@@ -28,6 +28,7 @@ LAYERS = (
     ("profiling",),
     ("partition",),
     ("batch_analysis",),
+    ("sharding",),
     ("random_numbers",),
     ("codegen",),
     ("step",),
