@@ -36,6 +36,7 @@ LAYERS = (
     ("planner",),
     ("guards",),
     ("runtime",),
+    ("tensorflow",),
     ("report",),
     ("launcher",),
     ("compiler", "managed"),
