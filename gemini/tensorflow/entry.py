@@ -70,7 +70,9 @@ def split_gradients(loss: Any, variables: Sequence[Any], config: GeminiConfig) -
     """
     from tensorflow.python.ops import gradients_impl
 
-    return gradients_impl.gradients(loss, list(variables)), TwinReport(str(loss.name), "", reason="not available")
+    return gradients_impl.gradients(loss, list(variables)), TwinReport(
+        str(loss.name), "", reason=f"mode {config.mode} is not available inside tf.function"
+    )
 
 
 def _has_graph_tensors(result: Any) -> bool:
