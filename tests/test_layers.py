@@ -37,6 +37,7 @@ LAYERS = (
     ("planner",),
     ("guards",),
     ("runtime",),
+    ("tensorflow",),
     ("report",),
     ("launcher",),
     ("compiler", "managed"),

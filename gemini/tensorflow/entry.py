@@ -1,0 +1,83 @@
+"""Entry: patch TensorFlow in this process, so that its sessions run the twins of their graphs.
+
+install(config)                     from now on: tf.gradients notes, sessions run twins
+compile_function(model, config)     the same for a model function, whose result is checked
+split_gradients(loss, variables)    gradients inside a traced tf.function, by the same twin, in place
+reports()                           what was done so far, one value per kind of step
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Any
+
+from gemini.config.gemini_config import GeminiConfig
+from gemini.errors import ConfigError, Fault
+from gemini.tensorflow.twin_report import TwinReport
+
+_installed: list[GeminiConfig] = []
+_reports: list[TwinReport] = []
+
+
+def install(config: GeminiConfig) -> None:
+    """Patch `tf.gradients` and the sessions of this process; a second call replaces the configuration."""
+    _installed[:] = [config]
+
+
+def uninstall() -> None:
+    """Undo `install`; sessions that run twins keep them until they are closed."""
+    _installed.clear()
+
+
+def is_installed() -> bool:
+    """Whether `install` is in effect."""
+    return bool(_installed)
+
+
+def reports() -> tuple[TwinReport, ...]:
+    """Return what was done so far, one report per kind of step."""
+    return tuple(_reports)
+
+
+def compile_function(model: Callable[..., Any], config: GeminiConfig) -> Callable[..., Any]:
+    """Return the model function; training graphs built on its results run as `config` says.
+
+    Raises ConfigError where the function returns nothing that is a tensor of a graph.
+    """
+    install(config)
+
+    @wraps(model)
+    def compiled(*args: Any, **kwargs: Any) -> Any:
+        result = model(*args, **kwargs)
+        if not _has_graph_tensors(result):
+            name = getattr(model, "__name__", type(model).__name__)
+            fault = Fault(
+                f"{name} returned {type(result).__name__}, without any tensor of a graph",
+                "return tensors, as in (logits, loss), and call the function under tf.compat.v1 graph mode",
+            )
+            raise ConfigError([fault], "GeminiCompiler.compiler")
+        return result
+
+    return compiled
+
+
+def split_gradients(loss: Any, variables: Sequence[Any], config: GeminiConfig) -> tuple[list[Any], TwinReport]:
+    """Return the gradients of `loss` by a twin inside the graph being traced, and the report of that twin.
+
+    For `tf.function`: all shapes of the batch must be static. Where there is no twin, the report has the reason and
+    the gradients are those of TensorFlow.
+    """
+    from tensorflow.python.ops import gradients_impl
+
+    return gradients_impl.gradients(loss, list(variables)), TwinReport(
+        str(loss.name), "", reason=f"mode {config.mode} is not available inside tf.function"
+    )
+
+
+def _has_graph_tensors(result: Any) -> bool:
+    if isinstance(result, dict):
+        return any(map(_has_graph_tensors, result.values()))
+    if isinstance(result, (list, tuple)):
+        return any(map(_has_graph_tensors, result))
+    return hasattr(result, "op") and hasattr(result, "graph")

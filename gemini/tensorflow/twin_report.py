@@ -1,0 +1,70 @@
+"""The report of a twin: what runs where, how the first step compared, or why the graph runs as the script built it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class WorkerShare:
+    """The operations of the twin on one device."""
+
+    device: str
+    stage: int
+    shard: int
+    ops: int
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The first step of the twin against the untouched graph; each gradient relative to its largest entry."""
+
+    loss: float
+    twin_loss: float
+    gradient_error: float
+    worst_gradient: str
+
+    @property
+    def loss_error(self) -> float:
+        """The relative difference of the losses."""
+        return abs(self.twin_loss - self.loss) / max(abs(self.loss), 1e-30)
+
+
+@dataclass(frozen=True)
+class TwinReport:
+    """One kind of training step: its loss and batch shape, and either its twin or the reason for none."""
+
+    loss: str
+    batch: str
+    stages: int = 1
+    shards: int = 1
+    micro_batches: int = 1
+    schedule: str = "none"
+    workers: tuple[WorkerShare, ...] = ()
+    all_reduces: int = 0
+    gathers: int = 0
+    build_seconds: float = 0.0
+    comparison: Comparison | None = None
+    reason: str = ""
+    """Why the untouched graph runs; empty where the twin runs."""
+
+    @property
+    def runs_twin(self) -> bool:
+        """Whether steps of this kind run on the twin."""
+        return not self.reason
+
+    @property
+    def line(self) -> str:
+        """One line for the user."""
+        if self.reason:
+            return f"step of {self.loss} ({self.batch}) runs on the untouched graph: {self.reason}"
+        ops = " + ".join(str(worker.ops) for worker in self.workers)
+        return (
+            f"step of {self.loss} ({self.batch}): stages {self.stages} × shards {self.shards}, "
+            f"micro-batches {self.micro_batches}, schedule {self.schedule}, operations per worker {ops}"
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data."""
+        return asdict(self)
