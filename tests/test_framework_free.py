@@ -8,7 +8,7 @@ from pathlib import Path
 
 import gemini
 
-PACKAGES = ("config", "instrument", "schedule", "tensorflow")
+PACKAGES = ("cluster", "config", "instrument", "schedule", "tensorflow")
 PROGRAM = """
 import importlib, sys
 for name in sys.argv[1:]:

@@ -19,6 +19,7 @@ LAYERS = (
     ("errors", "log", "atomic_files", "quiet_warnings", "autograd_engine", "cache_files", "malloc", "nearest_name",
      "entry_points", "dot_render", "user_code", "torch_range"),
     ("schedule",),
+    ("cluster",),
     ("config",),
     ("ir",),
     ("instrument",),
@@ -65,7 +66,7 @@ RUNTIME_LAYERS = (
 """The same inside `gemini.runtime`, for the units that are named here."""
 
 CONTROLLER = ("pool", "eager", "deferred", "pipelined", "interception", "session")
-NO_FRAMEWORK = ("schedule", "config", "instrument", "partition/partition_problem", "partition/partition_options")
+NO_FRAMEWORK = ("schedule", "cluster", "config", "instrument", "partition/partition_problem", "partition/partition_options")
 FRAMEWORKS = ("torch", "tensorflow", "jax", "transformers")
 
 

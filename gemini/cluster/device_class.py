@@ -1,0 +1,98 @@
+"""Device class: the rates, the memory and the efficiencies of one kind of device.
+
+Peak rates are the vendor's for dense operands. An efficiency is the share of a peak that large kernels reach. Small
+matrix products reach less: one of F operations runs at F / (F + half_rate_flops) of the efficiency of a large one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from types import MappingProxyType
+
+from gemini.errors import ConfigError, Fault
+from gemini.nearest_name import remedy
+
+_POSITIVE = ("memory_gb", "bandwidth_gb", "matrix_efficiency", "attention_efficiency", "memory_efficiency")
+_NOT_NEGATIVE = ("half_rate_flops", "kernel_us", "watts", "price_per_hour")
+
+
+@dataclass(frozen=True)
+class DeviceClass:
+    """A kind of device.
+
+    `tflops` has the peak of the matrix units by precision. `price_per_hour` and `watts` are of one device; 0 where
+    unknown.
+    """
+
+    name: str
+    tflops: Mapping[str, float] = field(hash=False)
+    memory_gb: float  # 10⁹ bytes
+    bandwidth_gb: float  # 10⁹ bytes per second of its memory
+    matrix_efficiency: float = 0.75
+    attention_efficiency: float = 0.5
+    memory_efficiency: float = 0.8
+    half_rate_flops: float = 0.0
+    kernel_us: float = 3.0
+    watts: float = 0.0
+    price_per_hour: float = 0.0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "tflops", MappingProxyType(dict(self.tflops)))
+        faults = [
+            Fault(f"device {self.name!r}: {name} = {getattr(self, name)!r}", "give a number above zero")
+            for name in _POSITIVE
+            if not (_is_real(getattr(self, name)) and getattr(self, name) > 0)
+        ]
+        faults += [
+            Fault(f"device {self.name!r}: {name} = {getattr(self, name)!r}", "give a number of zero or more")
+            for name in _NOT_NEGATIVE
+            if not (_is_real(getattr(self, name)) and getattr(self, name) >= 0)
+        ]
+        if not self.tflops:
+            faults.append(Fault(f"device {self.name!r} has no tflops", 'give the peak by precision: {"bf16": 312}'))
+        faults += [
+            Fault(f"device {self.name!r}: tflops of {precision} = {rate!r}", "give a number above zero")
+            for precision, rate in self.tflops.items()
+            if not (_is_real(rate) and rate > 0)
+        ]
+        if faults:
+            raise ConfigError(faults, "cluster")
+
+    def flops(self, precision: str) -> float:
+        """Return the peak operations per second of the matrix units; an unknown precision is an error."""
+        if precision not in self.tflops:
+            raise ConfigError(
+                [Fault(f"{self.name} has no rate for precision {precision!r}", remedy(precision, sorted(self.tflops)))],
+                "cluster",
+            )
+        return self.tflops[precision] * 1e12
+
+    def product_seconds(self, flops: float, precision: str) -> float:
+        """Return the time of one matrix product."""
+        if not flops:
+            return 0.0
+        return (flops + self.half_rate_flops) / (self.flops(precision) * self.matrix_efficiency)
+
+    def attention_seconds(self, flops: float, precision: str) -> float:
+        """Return the time of fused attention."""
+        return flops / (self.flops(_attention_precision(precision, self.tflops)) * self.attention_efficiency)
+
+    def traffic_seconds(self, nbytes: float) -> float:
+        """Return the time to read or write that many bytes of its memory."""
+        return nbytes / (self.bandwidth_gb * 1e9 * self.memory_efficiency)
+
+    def to_dict(self) -> dict[str, object]:
+        """Return plain JSON values."""
+        values = {entry.name: getattr(self, entry.name) for entry in fields(self)}
+        return {**values, "tflops": dict(self.tflops)}
+
+
+def _attention_precision(precision: str, known: Mapping[str, float]) -> str:
+    """Attention is computed in 16 bits where matrix products have 8."""
+    return "bf16" if precision == "fp8" and "bf16" in known else precision
+
+
+def _is_real(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
