@@ -19,7 +19,8 @@ CASES = {
         local_ms=31.0,
     ),
     "Net: none of 9 calls overlapped (8 by single micro-batch): sums over the batch, 12 ms per step": ModelJournal(
-        "Net", 2, steps={"undivided": 8, "dispatched": 1}, reasons={EAGER: 9, "single micro-batch: sums over the batch": 8},
+        "Net", 2, steps={"undivided": 8, "dispatched": 1},
+        reasons={EAGER: 9, "single micro-batch: sums over the batch": 8},
         last_ms=[12.0],
     ),
     f"Net: none of 1 calls overlapped (1 by eager dispatch): {FIRST}": ModelJournal(
