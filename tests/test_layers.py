@@ -67,7 +67,14 @@ RUNTIME_LAYERS = (
 """The same inside `gemini.runtime`, for the units that are named here."""
 
 CONTROLLER = ("pool", "eager", "deferred", "pipelined", "interception", "session")
-NO_FRAMEWORK = ("schedule", "cluster", "config", "instrument", "partition/partition_problem", "partition/partition_options")
+NO_FRAMEWORK = (
+    "schedule",
+    "cluster",
+    "config",
+    "instrument",
+    "partition/partition_problem",
+    "partition/partition_options",
+)
 FRAMEWORKS = ("torch", "tensorflow", "jax", "transformers")
 
 
