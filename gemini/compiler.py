@@ -62,6 +62,11 @@ def compile(model: Model, config: GeminiConfig | None = None) -> Model:
     _check_arguments(model, config)
     settings = config or GeminiConfig.load()
     check_config(settings)
+    if settings.report is not None:
+        from gemini.report.run_end import check_report, write_at_exit
+
+        check_report(settings)
+        write_at_exit(settings)
     if settings.asks_for_workers:
         from gemini.runtime.session import start
 

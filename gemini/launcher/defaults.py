@@ -17,9 +17,12 @@ _MICROBATCHES_PER_WORKER = 2  # micro-batches per worker
 
 
 def load_config(session: Session, folder: str) -> GeminiConfig:
-    """Return the configuration of a session; its run folder is relative to `folder`."""
+    """Return the configuration of a session; its paths are relative to `folder`."""
     config = GeminiConfig.load(session["config"], flags=session["flags"])
-    return GeminiConfig(**config.to_dict() | {"run_folder": str(Path(folder, config.run_folder))})
+    paths = {"run_folder": str(Path(folder, config.run_folder))}
+    if config.report is not None:
+        paths["report"] = str(Path(folder, config.report))
+    return GeminiConfig(**config.to_dict() | paths)
 
 
 def count_devices() -> int:
