@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from gemini.batch_analysis.batch_kinds import Kind, Shard
 from gemini.batch_analysis.op_call import AnalysisRefused, axis
 from gemini.batch_analysis.rules.matmul import contract
+from gemini.batch_analysis.rules.reshape import reshape_shard
 from gemini.sharding.rules.registry import batch_rule, shard_rule
 from gemini.sharding.shard_query import ShardQuery
 
@@ -34,6 +35,21 @@ def parts(call: ShardQuery) -> Kind | Sequence[Kind]:
     elif "chunk" not in call.name and call.name != "tensor_split":
         call.divide(place)
     return Shard(dim, value.kind.factor)
+
+
+@shard_rule("unflatten")
+def unflatten(call: ShardQuery) -> Kind:
+    """One dimension becomes several, of which one is divided."""
+    value = call.first
+    if value.is_sum:
+        return value.kind
+    kind = call.sample(value)
+    dim, sizes = axis(call.argument(1, "dim"), value.rank), call.argument(2, "sizes")
+    found = reshape_shard(value.shape, kind, call.out().shape, call.samples)
+    if kind.dim == dim and sizes[found.dim - dim] != -1:
+        place = ("k", "sizes") if "sizes" in call.kwargs else ("i", 2)
+        call.divide(place, ("i", found.dim - dim))
+    return found
 
 
 @shard_rule("_grouped_mm", "grouped_mm")
