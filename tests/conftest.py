@@ -68,6 +68,7 @@ DIST = (
     "schedule/test_schedplan.py::test_importing",
     "schedule/test_tessel_example.py::test_as_a_process",
     "schedule/test_torch_csv.py",
+    "tensorflow/test_servers.py",
     "test_compiler.py",
     "test_framework_free.py",
     "test_layers.py::test_importing",

@@ -29,6 +29,7 @@ LAYERS = (
     ("partition",),
     ("batch_analysis",),
     ("sharding",),
+    ("collectives",),
     ("random_numbers",),
     ("codegen",),
     ("step",),

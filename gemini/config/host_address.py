@@ -13,6 +13,7 @@ from dataclasses import dataclass
 _HOST = r"(?P<host>[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:.]+\])"
 _PLACE = re.compile(_HOST + r":(?P<port>\d{1,5})")
 _WORKER = re.compile(_HOST + r":(?P<port>\d{1,5})/(?P<device>[a-z][a-z_]*(?::\d+)?)")
+_TENSORFLOW = re.compile(r"(/job:\w+(/replica:0)?/task:\d+)?/(device:)?[A-Za-z][A-Za-z_]*:\d+")
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,12 @@ class Address:
 
 def is_address(name: str) -> bool:
     """Whether an entry of a device mapping names a host."""
-    return "/" in name
+    return "/" in name and not is_tensorflow_device(name)
+
+
+def is_tensorflow_device(name: str) -> bool:
+    """Whether an entry of a device mapping is a full device name of TensorFlow, as in /job:worker/task:1/cpu:0."""
+    return _TENSORFLOW.fullmatch(name) is not None
 
 
 def worker_at(name: str) -> Address | None:

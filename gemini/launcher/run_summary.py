@@ -91,7 +91,8 @@ def _closing_line(model: ModelJournal) -> str:
     text = f"{model.model}: {overlapped or 'none'} of {calls} calls overlapped"
     if not overlapped:
         usual = max(model.steps, key=lambda path: model.steps[path])
-        text += f" ({model.steps[usual]} by {CallPath(usual).label}): {model.main_reason}"
+        way = "in this process" if usual == CallPath.LOCAL else f"by {CallPath(usual).label}"
+        text += f" ({model.steps[usual]} {way}): {model.main_reason}"
     if model.step_ms:
         text += f", {_ms(model.step_ms)} per step"
     if model.local_ms:

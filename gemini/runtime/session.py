@@ -49,7 +49,8 @@ def start(
     if sys.platform != "linux":
         _log(config, f"{type(model).__name__} runs in this process: workers need Linux, this is {sys.platform}")
         return None
-    pool = _get_pool(assign_devices(model, config, count), config.watchdog, str(model_device(model)))
+    devices = assign_devices(model, config, count)
+    pool = _get_pool(devices, config.watchdog, str(model_device(model)), in_background=survives)
     managed = ManagedModel(model, pool, config.quiet, config.accum_degree or 1, config.strict)
     managed.announces, managed.record.survives = announce, survives and not config.strict
     folder = Path(config.run_folder).resolve()
@@ -62,6 +63,8 @@ def start(
             managed, planner, journal, folder / "traces" if config.trace else None, verify=config.verify,
             record_path=folder / "plans" / f"{os.getpid()}-{len(journals.models)}.json",
         )  # fmt: skip
+        # On CPUs the weights are in this process as well, and a local call is faster than eager dispatch.
+        managed.dispatches = any(worker.is_remote or worker.device.kind != "cpu" for worker in pool.workers)
     dispatch.manage(model, managed)
     return managed
 
@@ -71,7 +74,7 @@ def _names_hosts(config: GeminiConfig) -> bool:
     return any(is_address(name) for stage in mapping.values() for name in stage.values())
 
 
-def _get_pool(devices: list[str], watchdog: float, home: str) -> WorkerPool:
+def _get_pool(devices: list[str], watchdog: float, home: str, *, in_background: bool) -> WorkerPool:
     """Return the worker pool of this process; a forked process creates its own. It lives as long as a model uses it."""
     local = [name for name in devices if not is_address(name)]
     key = os.getpid(), tuple(devices), watchdog, home if len(local) < len(devices) else ""
@@ -79,7 +82,7 @@ def _get_pool(devices: list[str], watchdog: float, home: str) -> WorkerPool:
     if found is None or found.loss:
         _check_room(len(local))
         threads = max(1, len(os.sched_getaffinity(0)) // max(1, len(local)))
-        found = _pools[key] = WorkerPool(len(devices), threads, watchdog, devices, home)
+        found = _pools[key] = WorkerPool(len(devices), threads, watchdog, devices, home, in_background=in_background)
     return found
 
 

@@ -142,7 +142,7 @@ def test_a_script_in_which_nothing_overlaps_says_so_once(folder: Path) -> None:
     assert (done.returncode, done.stdout) == (0, expected.stdout), done.stderr
     (line,) = done.stderr.splitlines()
     assert line == (
-        f"gemini: Sequential: none of 6 calls overlapped (5 by eager dispatch): {FallbackReason.DRAWN_EARLY}; "
+        f"gemini: Sequential: none of 6 calls overlapped (6 in this process): {FallbackReason.DRAWN_EARLY}; "
         "gemini explain --run-folder runs shows more"
     )
     assert run(COMMAND, *FORCED, "-q", "train.py", cwd=folder).stderr == ""

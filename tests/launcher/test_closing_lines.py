@@ -12,16 +12,19 @@ from gemini.runtime.call_outcome import FallbackReason
 from gemini.runtime.run_journal import ModelJournal
 
 FIRST = str(FallbackReason.FIRST_OF_SIZE)
+EAGER = f"eager dispatch: {FIRST}"
 CASES = {
     "Net: 8 of 9 calls overlapped, 12 ms per step (31 ms in this process)": ModelJournal(
-        "Net", 2, steps={"overlapped": 8, "dispatched": 1}, reasons={FIRST: 1}, last_ms=[90.0, 12.0, 11.0],
+        "Net", 2, steps={"overlapped": 8, "dispatched": 1}, reasons={EAGER: 1}, last_ms=[90.0, 12.0, 11.0],
         local_ms=31.0,
     ),
     "Net: none of 9 calls overlapped (8 by single micro-batch): sums over the batch, 12 ms per step": ModelJournal(
-        "Net", 2, steps={"undivided": 8, "dispatched": 1}, reasons={FIRST: 9, "sums over the batch": 8}, last_ms=[12.0]
+        "Net", 2, steps={"undivided": 8, "dispatched": 1},
+        reasons={EAGER: 9, "single micro-batch: sums over the batch": 8},
+        last_ms=[12.0],
     ),
     f"Net: none of 1 calls overlapped (1 by eager dispatch): {FIRST}": ModelJournal(
-        "Net", 2, steps={"dispatched": 1}, reasons={FIRST: 1}
+        "Net", 2, steps={"dispatched": 1}, reasons={EAGER: 1}
     ),
     "Net: no call used the workers: the first one runs in this process": ModelJournal("Net", 2),
 }  # fmt: skip

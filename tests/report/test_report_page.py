@@ -116,7 +116,8 @@ def record_run(folder: Path, workers: int, calls: int) -> None:
         for at in range(workers)
     ]  # fmt: skip
     analysis = {"format": 1, "model": "Net", "partitioner": "exact", "device": "cpu", "nparts": workers,
-                "ideal_ms": 3.0, "single_ms": 100.0, "step_ms": 12.0, "schedule": "1f1b", "micro_batches": micro_batches, "notes": [],
+                "ideal_ms": 3.0, "single_ms": 100.0, "step_ms": 12.0, "schedule": "1f1b",
+                "micro_batches": micro_batches, "notes": [],
                 "facts": {}, "stages": stages, "workers": each, "flows": []}  # fmt: skip
     plan = {"format": 1, "step": 10, "name": "1f1b", "text": "", "micro_batches": micro_batches, "workers": workers,
             "stages": workers, "predicted_ms": 12.0, "profiled_ms": 11.0, "peak_mb": [9.0] * workers, "planned": rows,

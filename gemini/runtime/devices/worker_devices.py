@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from gemini.config.gemini_config import GeminiConfig
-from gemini.config.host_address import Address, is_address, worker_at
+from gemini.config.host_address import Address, is_address, is_tensorflow_device, worker_at
 from gemini.errors import ConfigError, Fault
 from gemini.runtime.devices import registry
 
@@ -24,9 +24,20 @@ def assign_devices(model: nn.Module, config: GeminiConfig, count: int) -> list[s
     else:
         device = str(model_device(model))
         names = [_full(device) if registry.is_registered(device) else "cpu"] * count
+    _refuse_tensorflow_names(names)
     registry.check_devices([name for name in names if not is_address(name)])
     _check_kinds([found for name in names if (found := worker_at(name)) is not None], model_device(model))
     return names
+
+
+def _refuse_tensorflow_names(names: list[str]) -> None:
+    faults = [
+        Fault(f"device_mapping names {name}, a device of TensorFlow, for a model of PyTorch", "write cpu or cuda:0")
+        for name in names
+        if is_tensorflow_device(name)
+    ]
+    if faults:
+        raise ConfigError(faults)
 
 
 def _check_kinds(workers: list[Address], device: torch.device) -> None:

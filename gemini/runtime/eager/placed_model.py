@@ -59,6 +59,7 @@ class PlacedModel:
         self.given_up = ""  # why it runs locally from now on
         self.planned = False  # modules are placed, when the second call begins
         self.calls = 0
+        self.dispatches = True  # calls without a plan may run by eager dispatch
         self.announces = True  # False: only problems are logged
         self._names: dict[int, str] = {}
         self._proofs: dict[Any, SplitProof] = {}
@@ -80,11 +81,14 @@ class PlacedModel:
             raise
 
     def _plan(self, model: nn.Module, first_call: FirstCallTrace) -> dict[nn.Module, RemoteModule]:
+        self.pool.await_ready()
         self._names = {id(module): name for name, module in model.named_modules()}
         named = (*model.named_parameters(), *model.named_buffers())
         self.shared_parameters.names = {id(tensor): name for name, tensor in named}
         self.shared_parameters.share([*model.parameters(), *model.buffers()])
         self._query_class_attributes()
+        if not self.dispatches:
+            return {}
         chosen = place_modules(first_call.root, len(self.pool.workers))
         found: dict[nn.Module, RemoteModule] = {}
         for trace, place in chosen:

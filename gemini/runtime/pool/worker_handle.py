@@ -11,6 +11,7 @@ import contextlib
 import itertools
 import os
 import secrets
+import select
 import signal
 import socket
 import subprocess
@@ -107,6 +108,12 @@ class WorkerHandle:
         if not isinstance(ready, Ready) or ready.secret != self.secret:
             raise self._lose(f"worker {self.index} sent an unexpected first message: {ready!r:.100}")
         self.link.set_device(self.device)
+
+    @property
+    def has_reply(self) -> bool:
+        """Whether a message, or the end of the worker, can be read at once."""
+        channel = self.link.channel
+        return channel.has_more or bool(select.select([channel], [], [], 0)[0])
 
     # ── asking ─────────────────────────────────────────────────────────────────────────────────────────────────
     def next_number(self) -> int:

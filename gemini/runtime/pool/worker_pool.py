@@ -39,7 +39,10 @@ class WorkerPool:
         timeout: float = _TIMEOUT,
         devices: Sequence[str] | None = None,
         model_device: str = "cpu",
+        *,
+        in_background: bool = False,
     ) -> None:
+        """Start the workers; with `in_background`, return before they are up (`await_ready`)."""
         self.owner, self._process = os.getpid(), _process[0]
         self.workers: list[WorkerHandle] = []
         self.number = 0
@@ -53,12 +56,28 @@ class WorkerPool:
                     RemoteWorker(index, timeout, self.workers, device, model_device)
                 else:
                     WorkerHandle(index, threads, timeout, self.workers, device)
-            for worker in self.workers:
-                worker.await_ready()
         except BaseException:
             _end(self.workers, self.owner)
             raise
+        self._starting = [*self.workers]
         _ALL.add(self)
+        if not in_background or any(worker.is_remote for worker in self.workers):
+            self.await_ready()
+
+    def await_ready(self) -> None:
+        """Wait until all workers are up; ends them where one cannot start."""
+        try:
+            while self._starting:
+                self._starting[0].await_ready()
+                self._starting.pop(0)
+        except BaseException:
+            _end(self.workers, self.owner)
+            raise
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether `await_ready` would return, or raise, at once."""
+        return all(worker.has_reply for worker in self._starting)
 
     @property
     def is_ours(self) -> bool:

@@ -1,0 +1,1 @@
+"""Collectives: what the shards of a stage exchange, behind one interface."""
