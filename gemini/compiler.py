@@ -27,13 +27,14 @@ before every call that its plan still holds; report/ shows every value above.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gemini.config.gemini_config import GeminiConfig
 from gemini.errors import ConfigError, Fault
 from gemini.planner.config_planner import check_config, planner_for
+from gemini.tensorflow.graph_model import builds_graph, compile_graph_model
 from gemini.torch_range import check_torch
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
     from gemini.profiling.measured_device import Device
     from gemini.profiling.profile_result import Profile
 
-Model = TypeVar("Model", bound="nn.Module")
+Model = TypeVar("Model", bound="nn.Module | Callable[..., Any]")
 PIPE_STEPS = ("capture", "profile", "partition", "generate", "save")
 
 
@@ -57,19 +58,31 @@ def compile(model: Model, config: GeminiConfig | None = None) -> Model:
     """Return `model` itself, whose training steps run in workers as `config` says (default: the environment).
 
     The model keeps its identity, and its parameters, outputs and gradients are those of a run without workers.
+    For a function that builds a graph of TensorFlow the result is such a function: training steps on its tensors run
+    in workers (`gemini.tensorflow`).
     """
-    check_torch()
-    _check_arguments(model, config)
+    is_graph = builds_graph(model)
+    if not is_graph:
+        check_torch()
+    _check_arguments(model, config, is_graph)
     settings = config or GeminiConfig.load()
+    if is_graph and settings.asks_for_workers:
+        compiled: Model = compile_graph_model(model, settings)
+        return compiled
     check_config(settings)
+    if settings.report is not None:
+        from gemini.report.run_end import check_report, write_at_exit
+
+        check_report(settings)
+        write_at_exit(settings)
     if settings.asks_for_workers:
         from gemini.runtime.session import start
 
         start(model, settings, planner_for(settings))
     elif not settings.quiet:
         print(
-            f"gemini: {type(model).__name__} runs in this process: the configuration requests no workers "
-            "(GeminiConfig(mode=pipeline, pipeline_degree=2))",
+            f"gemini: {getattr(model, '__name__', type(model).__name__)} runs in this process: the configuration "
+            "requests no workers (GeminiConfig(mode=pipeline, pipeline_degree=2))",
             file=sys.stderr,
         )
     return model
@@ -79,20 +92,24 @@ class GeminiCompiler:
     """The object form of `gemini.compile`."""
 
     def compiler(self, model: Model, config: GeminiConfig | None = None) -> Model:
-        """Return `model` itself, whose training steps run in workers as `config` says; see `gemini.compile`."""
+        """Return `model`, whose training steps run in workers as `config` says; see `gemini.compile`."""
         return compile(model, config)
 
 
-def _check_arguments(model: Any, config: Any) -> None:
-    from torch import nn
-
+def _check_arguments(model: Any, config: Any, is_graph: bool) -> None:
     fault = None
-    if not isinstance(model, nn.Module):
+    if not is_graph and not _is_module(model):
         fault = Fault(f"a model is a torch.nn.Module, not {type(model).__name__}", "pass the model object itself")
     elif config is not None and not isinstance(config, GeminiConfig):
         fault = Fault(f"config is a GeminiConfig, not {type(config).__name__}", "write GeminiConfig(mode=…)")
     if fault is not None:
         raise ConfigError([fault], "gemini.compile")
+
+
+def _is_module(model: Any) -> bool:
+    from torch import nn
+
+    return isinstance(model, nn.Module)
 
 
 # ── stages as files ────────────────────────────────────────────────────────────────────────────────────────────────

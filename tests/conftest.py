@@ -50,6 +50,7 @@ DIST = (
     "purity/test_impure_programs.py",
     "purity/test_pure_programs.py::test_pure_programs_train",
     "report/test_journal.py",
+    "report/test_report_page.py::test_a_real_run",
     "runtime/deferred/test_deferred_interop.py::test_a_child_process",
     "runtime/devices/test_device_registry.py",
     "runtime/devices/test_forked_memory.py",

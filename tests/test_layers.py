@@ -49,6 +49,7 @@ LAYERS = (
 
 RUNTIME_LAYERS = (
     ("local_mode", "tracebacks", "retained_inputs", "call_outcome", "rerun"),
+    ("step_history",),
     ("devices", "run_journal"),
     ("graph_token",),
     ("transport",),

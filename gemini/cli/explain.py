@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import asdict
 from pathlib import Path
 
 SUMMARY = "show which path each model of the last run took, and what prevented a faster one"
@@ -27,7 +26,7 @@ def run(args: argparse.Namespace) -> int:
 
     models = read_newest(args.run_folder)
     if args.json:
-        print(json.dumps([asdict(model) for model in models], indent=1))
+        print(json.dumps([model.to_json() for model in models], indent=1))
     elif models:
         print("\n".join(str(model) for model in models))
     else:

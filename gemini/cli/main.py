@@ -34,6 +34,7 @@ COMMANDS = {
     "ast": "gemini.cli.ast",
     "worker": "gemini.cli.worker",
     "explain": "gemini.cli.explain",
+    "report": "gemini.cli.report",
 }
 
 SUCCESS, USAGE, INTERRUPTED = 0, 2, 130

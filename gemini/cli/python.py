@@ -101,6 +101,10 @@ def _check(invocation: Invocation) -> bool:
 
     config = GeminiConfig.load(invocation.last("--config"), flags=settings)
     check_config(config)
+    if config.report is not None:
+        from gemini.report.run_end import check_report
+
+        check_report(config)
     return config.quiet
 
 

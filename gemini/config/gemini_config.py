@@ -70,6 +70,7 @@ class GeminiConfig:
         "batch", readers.batch_norm, "KIND", "batch-norm statistics in training: of the batch or of each micro-batch"
     )
     trace: bool = _setting(False, readers.flag, "", "write the timeline of one step to the run folder")
+    report: str | None = _setting(None, readers.word, "FILE", "write a page about the run at its end")
     memory_limit: int | None = _setting(None, readers.memory, "SIZE", "memory per device, in bytes or as 12GB")
     workers: int | None = _setting(None, readers.count, "N", "worker processes")
     watchdog: float = _setting(
@@ -172,6 +173,11 @@ class GeminiConfig:
                 value = {stage: dict(shards) for stage, shards in value.items()}
             plain[entry.name] = str(value) if isinstance(value, Mode) else value
         return plain
+
+    def differences(self) -> dict[str, Any]:
+        """Return the settings that are not the defaults, as plain JSON values."""
+        defaults = GeminiConfig().to_dict()
+        return {name: value for name, value in self.to_dict().items() if value != defaults[name]}
 
     def to_json(self) -> str:
         """Return the settings as JSON text that `load` reads back."""

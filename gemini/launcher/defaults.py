@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,9 +18,12 @@ _MICROBATCHES_PER_WORKER = 2  # micro-batches per worker
 
 
 def load_config(session: Session, folder: str) -> GeminiConfig:
-    """Return the configuration of a session; its run folder is relative to `folder`."""
+    """Return the configuration of a session; its paths are relative to `folder`."""
     config = GeminiConfig.load(session["config"], flags=session["flags"])
-    return GeminiConfig(**config.to_dict() | {"run_folder": str(Path(folder, config.run_folder))})
+    paths = {"run_folder": str(Path(folder, config.run_folder))}
+    if config.report is not None:
+        paths["report"] = str(Path(folder, config.report))
+    return GeminiConfig(**config.to_dict() | paths)
 
 
 def count_devices() -> int:
@@ -27,17 +31,22 @@ def count_devices() -> int:
     import torch
 
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    return min(count if count > 1 else len(os.sched_getaffinity(0)), _MOST_WORKERS)
+    return min(count, _MOST_WORKERS) if count > 1 else count_cores()
 
 
-def fill_defaults(config: GeminiConfig) -> GeminiConfig:
-    """Return the configuration with workers and micro-batches filled in."""
+def count_cores() -> int:
+    """Return the number of workers for this machine without GPUs: one per core."""
+    return min(len(os.sched_getaffinity(0)), _MOST_WORKERS)
+
+
+def fill_defaults(config: GeminiConfig, count: Callable[[], int] = count_devices) -> GeminiConfig:
+    """Return the configuration with workers and micro-batches filled in; `count` returns the workers of the machine."""
     values = config.to_dict()
     if config.device_mapping is None and not config.workers:
         if config.mode is Mode.SHARDING:
-            values["sharding_size"] = config.sharding_size or max(2, count_devices())
+            values["sharding_size"] = config.sharding_size or max(2, count())
         elif not config.pipeline_degree:
-            values["pipeline_degree"] = max(2, count_devices() // (config.sharding_size or 1))
+            values["pipeline_degree"] = max(2, count() // (config.sharding_size or 1))
     values["accum_degree"] = config.accum_degree or _MICROBATCHES_PER_WORKER * _count_stages(values)
     return GeminiConfig(**values)
 

@@ -112,6 +112,7 @@ def _end_run() -> None:
     if os.getpid() != state.owner or state.session is None:
         return
     _record_run(state.session)
+    _write_report(state.session)
     if state.session["quiet"] or hasattr(sys, "last_value"):
         return
     found = state.discovery
@@ -139,6 +140,22 @@ def _print_closing_lines(session: Session) -> None:
 
         for line in closing_lines(journaled_models(), load_config(session, state.folder)):
             log_line(f"gemini: {line}")
+
+
+def _write_report(session: Session) -> None:
+    """Write the page of the run where the configuration requests one."""
+    from contextlib import suppress
+
+    with suppress(Exception):  # standard error is closed, or the configuration is faulty
+        from pathlib import Path
+
+        from gemini.launcher.defaults import load_config
+
+        config = load_config(session, state.folder)
+        if config.report is not None and not config.dry_run:
+            from gemini.report.run_end import write_now
+
+            write_now(config, Path(config.run_folder).resolve())
 
 
 def _record_run(session: Session) -> None:

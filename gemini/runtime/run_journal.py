@@ -7,11 +7,13 @@ Paths (`CallPath`), the fastest first:
     eager dispatch        the forward runs in the controller, its remote modules in the workers, one batch at a time
     local                 in the process of the script
 
-Written when the process ends, also by `os._exit`, and periodically for processes that are killed. `gemini explain`
-reads the newest of
+Written when the process ends, also by `os._exit`, and periodically for processes that are killed. `gemini explain` and
+`gemini report` read the newest of
 
     RUN_FOLDER/explain-PID.json      of each process that used workers
     CACHE/runs/KEY.json              of the last process that used none: it makes no run folder
+
+RUN_FOLDER/plans/PID-N.json has the plan and measured steps of model N (`gemini.runtime.pipelined.plan_record`).
 """
 
 from __future__ import annotations
@@ -21,21 +23,23 @@ import contextlib
 import json
 import os
 import statistics
+import sys
 import time
 import weakref
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar
 
 from gemini.atomic_files import write_whole
-from gemini.cache_files import cache_folder, evict_oldest, hash_facts
+from gemini.cache_files import cache_folder, evict_oldest, hash_facts, software_versions
 from gemini.errors import ArtifactError
 from gemini.log import log_line
 from gemini.runtime.call_outcome import CallPath, FallbackReason
+from gemini.runtime.step_history import StepHistory
 
-FORMAT = 2
+FORMAT = 3
 _KEPT = 20  # files of earlier runs
 _KEPT_LOCAL = 200  # run folders whose last run without workers is recorded
 _EVERY = 2.0  # seconds between two writes, after the first calls
@@ -60,6 +64,10 @@ class ModelJournal:
     traces: list[str] = field(default_factory=list)
     last_ms: list[float] = field(default_factory=list)  # durations of the last steps by that plan
     local_ms: float = 0.0  # a step in the process of the script, where it was measured
+    verified: list[tuple[int, float, float]] = field(default_factory=list)  # call, differences of loss and gradients
+    settings: dict[str, Any] = field(default_factory=dict)  # that are not the defaults
+    record_file: str = ""  # of the plan and its measured steps, relative to the run folder
+    history: StepHistory = field(default_factory=StepHistory)
     on_record: ClassVar[Any] = None  # called after each record
     _describe_plan: ClassVar[Any] = None  # a weak reference to the method that describes the plan
 
@@ -69,6 +77,7 @@ class ModelJournal:
         if reason:
             line = f"{CallPath(path).label}: {reason}"
             self.reasons[line] = self.reasons.get(line, 0) + 1
+        self.history.record(path, reason)
         if self.on_record is not None:
             self.on_record()
 
@@ -89,8 +98,20 @@ class ModelJournal:
 
     def record_time(self, step_ms: float) -> None:
         """Record the duration of a step by the plan."""
+        self.history.record_time(step_ms)
         self.last_ms.append(step_ms)
         del self.last_ms[:-_TIMED]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data."""
+        plain = {entry.name: getattr(self, entry.name) for entry in fields(self)}
+        return {**plain, "history": self.history.to_json()}
+
+    @staticmethod
+    def from_json(data: dict[str, Any]) -> ModelJournal:
+        """Build the journal of a model from plain data."""
+        found = {entry.name: data[entry.name] for entry in fields(ModelJournal)}
+        return ModelJournal(**{**found, "history": StepHistory.from_json(data["history"])})
 
     @property
     def step_ms(self) -> float:
@@ -131,6 +152,7 @@ class RunJournal:
     def __init__(self, folder: Path) -> None:
         self.folder, self.owner = folder, os.getpid()
         self.models: list[ModelJournal] = []
+        self.program = _describe_program()
         self.quiet = False
         self._calls, self._began, self._due = 0, time.monotonic(), 0.0  # time of the next write
         self._renewed = _RENEWED  # number of calls at which plans are described anew
@@ -152,10 +174,13 @@ class RunJournal:
         uses_workers = any(model.workers for model in self.models)
         path = self.folder / f"explain-{self.owner}.json" if uses_workers else _local_file(self.folder)
         path.parent.mkdir(parents=True, exist_ok=True)
-        content = {"format": FORMAT, "time": time.time(), "models": [asdict(model) for model in self.models]}
+        models = [model.to_json() for model in self.models]
+        program = {**self.program, "versions": software_versions() if "torch" in sys.modules else {}}
+        content = {"format": FORMAT, "time": time.time(), "program": program, "models": models}
         write_whole(path, json.dumps(content, indent=1) + "\n", sync=uses_workers)
         if uses_workers:
             evict_oldest(self.folder, _KEPT, "explain-*.json")
+            evict_oldest(self.folder / "plans", _KEPT)
         else:
             evict_oldest(path.parent, _KEPT_LOCAL)
         return path
@@ -189,6 +214,25 @@ class RunJournal:
             with contextlib.suppress(OSError, ValueError, AttributeError):  # standard error is closed
                 log_line(f"gemini: {reason}: gemini explain will not show this run")
         self.quiet = True
+
+
+def _describe_program() -> dict[str, Any]:
+    """Return how the program of this process was started."""
+    main = sys.modules.get("__main__")
+    try:
+        folder = os.getcwd()
+    except OSError:  # removed
+        folder = ""
+    spec = getattr(main, "__spec__", None)
+    return {
+        "file": getattr(main, "__file__", None) or "",
+        "module": getattr(spec, "name", "") or "",
+        "arguments": sys.argv[1:],
+        "folder": folder,
+        "python": sys.version.partition(" ")[0],
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "began": time.time(),
+    }
 
 
 _journals: dict[tuple[int, Path], RunJournal] = {}

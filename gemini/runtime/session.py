@@ -55,11 +55,14 @@ def start(
     managed.announces, managed.record.survives = announce, survives and not config.strict
     folder = Path(config.run_folder).resolve()
     managed.record.folder = folder / "failures"
-    journal = managed.journal = get_journal(folder, config.quiet).add_model(managed.name, count)
+    journals = get_journal(folder, config.quiet)
+    journal = managed.journal = journals.add_model(managed.name, count)
+    journal.settings = config.differences()
     if planner is not None and len({worker.device.name for worker in pool.workers}) == 1:
         managed.pipelined = PipelinedModel(
-            managed, planner, journal, folder / "traces" if config.trace else None, verify=config.verify
-        )
+            managed, planner, journal, folder / "traces" if config.trace else None, verify=config.verify,
+            record_path=folder / "plans" / f"{os.getpid()}-{len(journals.models)}.json",
+        )  # fmt: skip
         # On CPUs the weights are in this process as well, and a local call is faster than eager dispatch.
         managed.dispatches = any(worker.is_remote or worker.device.kind != "cpu" for worker in pool.workers)
     dispatch.manage(model, managed)

@@ -201,14 +201,20 @@ def _how_it_ended(process: Process) -> str:
 def _abandon_sessions() -> None:
     """Leave the sessions of this process as they are: closing one after its server died would wait forever."""
     import ctypes
+
+    for one in open_sessions():
+        if one._session is not None:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(one._session))  # no destructor
+            one._session, one._closed = None, True
+
+
+def open_sessions() -> list[Any]:
+    """Return the sessions of this process that are not closed."""
     import gc
 
     from tensorflow.python.client.session import BaseSession
 
-    for one in gc.get_objects():
-        if isinstance(one, BaseSession) and one._session is not None:
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(one._session))  # no destructor
-            one._session, one._closed = None, True
+    return [one for one in gc.get_objects() if issubclass(type(one), BaseSession) and not one._closed]
 
 
 _servers: dict[GraphDevices, Servers] = {}

@@ -37,7 +37,8 @@ try:
         servers.check_devices(session)
         options, ran = tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE), tf.RunMetadata()
         print(session.run(y, feed, options, ran).tolist())
-        print({one.device for one in ran.step_stats.dev_stats if any("MatMul" in n.node_name for n in one.node_stats)})
+        ran_on = [(node.node_name, one.device) for one in ran.step_stats.dev_stats for node in one.node_stats]
+        print({device for name, device in ran_on if "matmul" in name.lower()})
         threading.Thread(target=kill).start()
         with servers.explained():
             session.run(endless, feed)

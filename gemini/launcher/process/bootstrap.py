@@ -15,9 +15,9 @@ import sys
 from _frozen_importlib import BuiltinImporter
 from _frozen_importlib_external import SourceFileLoader
 
+from gemini.launcher import tensorflow_import_hook, torch_import_hook
 from gemini.launcher.process import misplaced_options
 from gemini.launcher.process.import_isolation import LibraryFirst, library_path
-from gemini.launcher.torch_import_hook import install_hook
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -79,7 +79,8 @@ def begin(plan: BootPlan) -> None:
     library = library_path()
     with LibraryFirst(library, users=[] if plan["path0"] is None else [plan["path0"]]):
         hook = install(plan["session"], library)
-        install_hook(plan["session"], hook)
+        torch_import_hook.install_hook(plan["session"], hook)
+        tensorflow_import_hook.install_hook(plan["session"], hook)
         misplaced_options.install_hook(hook, plan["argv"])
     _restore_sys(plan)
     _restore_main(plan)

@@ -54,13 +54,16 @@ class ScheduleTimings:
             lost = imbalance_ms(found)
             self.is_due = lost > _MUCH * found.step_ms and lost * self.count > planning_ms
 
+    def recent_steps(self) -> list[tuple[list[TraceEvent], float]]:
+        """Return the events and durations of the last steps; empty before the second one."""
+        return [(decode_events(traces), step_ms) for traces, step_ms in self._last]
+
     def apply_to(self, plan: StepPlan) -> StepPlan:
         """Return the plan with the present prediction for its next step."""
         if not self._last:
             return plan
         if self._known is None or self._known[0] != self.count:
-            steps = [(decode_events(told), ms) for told, ms in self._last]
-            self._known = self.count, predict_from_steps(plan.schedule, steps)
+            self._known = self.count, predict_from_steps(plan.schedule, self.recent_steps())
         return replace(plan, measured=self._known[1])
 
 

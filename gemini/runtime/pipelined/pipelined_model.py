@@ -52,6 +52,7 @@ from gemini.runtime.pipelined.call_obstacles import find_obstacle, find_unsendab
 from gemini.runtime.pipelined.call_signature import CallKind
 from gemini.runtime.pipelined.evaluation_step import collect_outputs, prepare_outputs, request_outputs
 from gemini.runtime.pipelined.loss_request import PreparedLoss, build_request, check_numerically, prepare
+from gemini.runtime.pipelined.plan_record import RECORDED_STEPS, save_record
 from gemini.runtime.pipelined.plan_table import PlanTable
 from gemini.runtime.pipelined.planned_step import PlannedCall, PlannedEager, PlannedStep
 from gemini.runtime.pipelined.returned_attributes import ReturnedAttributes, passthrough_tensors
@@ -86,8 +87,10 @@ class PipelinedModel:
         trace: Path | None = None,
         *,
         verify: bool = False,
+        record_path: Path | None = None,
     ) -> None:
-        self.managed, self.trace = managed, trace
+        self.managed, self.trace, self.record_path = managed, trace, record_path
+        self._peaks_mb: tuple[float, ...] = ()  # of the last recorded step
         self.journal = managed.journal = journal  # of calls by all paths
         self.steps = 0
         self._contents: ModelContents | None = None
@@ -308,7 +311,7 @@ class PipelinedModel:
             request.generator, request.state = rng_states_for(kind.plan, self.managed), pending.model_state
             is_verified = self.verification.is_due(kind, prepared)
             request.announce = None if is_verified else partial(announce_gradients, kind, pending, root)
-            if self.trace is not None and self.steps + 1 in _TRACED:
+            if self.steps + 1 in RECORDED_STEPS:
                 reset_peaks(self.managed.pool.workers)
             began = time.perf_counter()
             ran = executor.run(request)
@@ -322,6 +325,8 @@ class PipelinedModel:
         self.steps += 1
         self._trace(kind, ran, step_ms)
         self.plans.record_step(kind, ran, step_ms, samples)
+        self.journal.history.record_loss(result.root)
+        self._save_record(kind, ran, step_ms)
         return result
 
     def _replan(self, kind: CallKind, pending: PendingCall) -> None:
@@ -378,15 +383,28 @@ class PipelinedModel:
         return get_executor(kind, prepared, known, self.managed)
 
     def _trace(self, kind: CallKind, ran: Ran, step_ms: float) -> None:
+        if self.steps in RECORDED_STEPS:
+            self._peaks_mb = read_peaks(self.managed.pool.workers)
         if self.trace is None or kind.plan is None or self.steps not in _TRACED:
             return
         from gemini.runtime.pipelined.step_trace import build_trace
 
         with preserve_rng_state():
-            peaks = read_peaks(self.managed.pool.workers)
-            trace = build_trace(kind.timings.apply_to(kind.plan), ran.trace, step_ms, peaks)
+            trace = build_trace(kind.timings.apply_to(kind.plan), ran.trace, step_ms, self._peaks_mb)
             files = trace.save(unused_path(self.trace, f"{self.managed.name}-{self.steps}-"))
         self.journal.traces += [str(path) for path in files]
+
+    def _save_record(self, kind: CallKind, ran: Ran, step_ms: float) -> None:
+        """Write the plan and its measured steps for `gemini report`."""
+        if self.record_path is None or kind.plan is None or self.steps not in RECORDED_STEPS:
+            return
+        steps = kind.timings.recent_steps() or [(ran.trace, step_ms)]
+        try:
+            plan = kind.timings.apply_to(kind.plan)
+            save_record(self.record_path, plan, steps, self.steps, self._peaks_mb)
+        except (OSError, GeminiError):  # a full disk must not fail the run; the journal logs that it cannot be written
+            return
+        self.journal.record_file = f"{self.record_path.parent.name}/{self.record_path.name}"
 
 
 def _describe(error: Exception) -> str:

@@ -228,6 +228,7 @@ class Verification:
         self.steps += 1
         self.loss, self.gradient = max(self.loss, comparison.loss), max(self.gradient, comparison.gradient)
         compared = "1 step" if self.steps == 1 else f"{self.steps} steps"
+        self.journal.verified.append((self.journal.history.calls, comparison.loss, comparison.gradient))
         self.journal.verification = (
             f"{compared} compared with this process: the loss differs by at most {self.loss:.1e}, "
             f"gradients by {self.gradient:.1e} relative"
