@@ -16,8 +16,8 @@ import gemini
 PACKAGE = Path(gemini.__file__).parent
 
 LAYERS = (
-    ("errors", "log", "atomic_files", "quiet_warnings", "autograd_engine", "cache_files", "malloc", "nearest_name",
-     "entry_points", "dot_render", "user_code", "torch_range"),
+    ("errors", "log", "atomic_files", "quiet_warnings", "autograd_engine", "cache_files", "cpsat_library", "malloc",
+     "nearest_name", "entry_points", "dot_render", "user_code", "torch_range"),
     ("schedule",),
     ("cluster",),
     ("config",),

@@ -69,7 +69,7 @@ def test_a_branching_graph_may_need_no_stretches(monkeypatch: pytest.MonkeyPatch
 
 
 def test_without_the_solver_the_contiguous_answer_is_given_with_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(solve_module, "has_solver", lambda: False)
+    monkeypatch.setattr(solve_module, "has_cpsat", lambda: False)
     monkeypatch.setattr(solve_module, "item_orders", lambda _: {"execution": tuple(range(6))})
     found = search(diamond())
     assert found.facts["method"] == "contiguous"

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from gemini.cpsat_library import has_cpsat, import_cpsat
 from gemini.partition.exact import cpsat
 
 
@@ -27,9 +28,9 @@ def _interrupted(model: Any) -> None:
 
 
 @pytest.mark.usefixtures("interruptible")
-@pytest.mark.skipif(not cpsat.has_solver(), reason="OR-tools is not installed")
+@pytest.mark.skipif(not has_cpsat(), reason="OR-tools is not installed")
 def test_an_interrupt_is_the_programs() -> None:
-    model = cpsat.cp_model().CpModel()
+    model = import_cpsat().CpModel()
     numbers = random.Random(0)
     facts = [model.new_bool_var("") for _ in range(400)]
     for _ in range(1700):  # as hard as clauses of three get

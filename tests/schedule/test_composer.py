@@ -182,7 +182,7 @@ def test_without_the_solver_the_other_methods_work_and_say_so(monkeypatch: pytes
         return real_import(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", refuse)
-    monkeypatch.setattr("gemini.schedule.search.steady_state.solver_installed", lambda: False)
+    monkeypatch.setattr("gemini.schedule.search.steady_state.has_cpsat", lambda: False)
     plan = Composer.compose(placement("nnshape", 4), 5, nmicros=4, time_limit=2).validate()
     assert plan.proof is not None
     assert "OR-tools is not installed" in plan.proof.notes

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import placements
 
+from gemini.cpsat_library import has_cpsat
 from gemini.schedule import SchedPlan
 from gemini.schedule.bounds import makespan_bound, period_bound
 from gemini.schedule.link_costs import FREE
@@ -17,7 +18,7 @@ from gemini.schedule.placement_problem import PlacementProblem, make_problem, me
 from gemini.schedule.placements import placement
 from gemini.schedule.search.beam_search import Budget, Effort, beam_search
 from gemini.schedule.search.compact import tightest
-from gemini.schedule.search.cpsat_model import solve_kernel, solver_installed
+from gemini.schedule.search.cpsat_model import solve_kernel
 from gemini.schedule.search.kernel import Kernel, keeps_rules, normalise, steady_peak
 from gemini.schedule.search.list_scheduler import list_schedule
 from gemini.schedule.search.modulo_table import Room, Wish, can_pack, gaps, occupy, positions
@@ -188,7 +189,7 @@ def test_list_schedules_never_deadlock_and_stay_within_memory(
     assert compact_listing(problem, listing.starts).makespan <= listing.makespan
 
 
-@pytest.mark.skipif(not solver_installed(), reason="needs OR-tools")
+@pytest.mark.skipif(not has_cpsat(), reason="needs OR-tools")
 @pytest.mark.parametrize(("name", "memory", "length"), [("kshape", 2, 8), ("xshape", 4, 8), ("nnshape", 2, 12)])
 def test_the_solver_finds_tight_kernels(name: str, memory: int, length: int) -> None:
     problem = problem_of(placement(name, 4), memory)

@@ -18,7 +18,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gemini.partition.exact.cpsat import Solution, cp_model, solve
+from gemini.cpsat_library import import_cpsat
+from gemini.partition.exact.cpsat import Solution, solve
 from gemini.partition.exact.device_order import StageSlots
 from gemini.partition.partition_problem import MB, Problem
 
@@ -62,7 +63,7 @@ class ConvexModel:
     def __init__(self, problem: Problem, slots: StageSlots, allowed: Sequence[tuple[int, int]], unit_ms: float) -> None:
         self.problem, self.slots, self.allowed, self.unit_ms = problem, slots, allowed, unit_ms
         self.stages = range(len(slots))
-        self.model: Any = cp_model().CpModel()
+        self.model: Any = import_cpsat().CpModel()
         self.up_to = [self._stage_variables(item) for item in range(len(problem.items))]
         self.inside = [[self._inside(item, stage) for stage in self.stages] for item in range(len(problem.items))]
         for edge in problem.edges:

@@ -6,22 +6,12 @@ threads would make results vary between runs. The clock limit only guards agains
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 from dataclasses import dataclass
 from typing import Any
 
+from gemini.cpsat_library import import_cpsat
+
 _PATIENCE = 5.0  # seconds per unit of effort, which takes about one second
-
-
-def has_solver() -> bool:
-    """Return whether OR-tools is installed, without importing it."""
-    return importlib.util.find_spec("ortools") is not None
-
-
-def cp_model() -> Any:
-    """Import and return the solver module."""
-    return importlib.import_module("ortools.sat.python.cp_model")
 
 
 @dataclass(frozen=True)
@@ -38,7 +28,7 @@ class Solution:
 
 def solve(model: Any, effort: float, gap: float = 0.0) -> Solution | None:
     """Return the best solution found, if any; one unit of effort is about one second."""
-    module = cp_model()
+    module = import_cpsat()
     solver = module.CpSolver()
     solver.parameters.num_workers = 1
     solver.parameters.catch_sigint_signal = False  # the solver would end its search and swallow the interrupt

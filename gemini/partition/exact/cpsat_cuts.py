@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from gemini.partition.exact.cpsat import cp_model, has_solver, solve
+from gemini.cpsat_library import has_cpsat, import_cpsat
+from gemini.partition.exact.cpsat import solve
 from gemini.partition.exact.device_order import StageSlots
 from gemini.partition.exact.prefix_costs import SegmentCosts
 
@@ -21,7 +22,7 @@ def optimize_cuts(costs: SegmentCosts, slots: StageSlots, cuts: list[int]) -> li
     """Return better cuts, if any."""
     total = float(costs.work[-1])
     limited = any(slot.memory_mb is not None for slot in slots)
-    if not has_solver() or not total or costs.transfer_ms is not None or costs.pins or limited:
+    if not has_cpsat() or not total or costs.transfer_ms is not None or costs.pins or limited:
         return None
     ideal = total / costs.problem.total_speed
     loads = [0.0] * costs.problem.nparts
@@ -30,7 +31,7 @@ def optimize_cuts(costs: SegmentCosts, slots: StageSlots, cuts: list[int]) -> li
     if max(loads) <= ideal * (1 + _GOOD):
         return None
     work = [round(float(before) / total * _UNITS) for before in costs.work]
-    model = cp_model().CpModel()
+    model = import_cpsat().CpModel()
     place, done = _add_cut_variables(model, costs, cuts, work)
     slowest = model.new_int_var(0, int(max(loads) / total * _UNITS), "slowest")  # only better cuts
     for worker in range(costs.problem.nparts):

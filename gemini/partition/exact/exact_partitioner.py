@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gemini.cpsat_library import has_cpsat
 from gemini.errors import PartitionError
 from gemini.partition.exact.chunked import find_fastest_chunks, find_narrowest_chunks
 from gemini.partition.exact.contiguous import (
@@ -26,7 +27,6 @@ from gemini.partition.exact.contiguous import (
     find_narrowest,
 )
 from gemini.partition.exact.convex import ConvexStages, find_convex, is_small, stage_domains
-from gemini.partition.exact.cpsat import has_solver
 from gemini.partition.exact.device_order import StageSlots, looped_slots, slot_orders
 from gemini.partition.exact.incumbents import match_incumbents
 from gemini.partition.exact.prefix_costs import SegmentCosts
@@ -77,7 +77,7 @@ def search(problem: Problem) -> Assignment:
     found = _contiguous_assignment(problem, chosen, cuts, best)
     if not _may_be_faster(problem, best):
         return found
-    if not has_solver():
+    if not has_cpsat():
         found.facts["note"] = "only contiguous stages were searched, since OR-tools is not installed"
         return found
     return _search_convex(problem, chosen, cuts, best) or found

@@ -9,9 +9,9 @@ time, so that results do not depend on the machine's speed.
 from __future__ import annotations
 
 import math
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
+from gemini.cpsat_library import import_cpsat
 from gemini.schedule.placement_problem import PlacementProblem
 from gemini.schedule.search.kernel import Kernel, keeps_rules
 
@@ -23,18 +23,10 @@ _FINEST = 4096  # ticks per kernel in the model: finer grids only slow the solve
 _MEMORY_STEPS = 10_000
 
 
-def solver_installed() -> bool:
-    """Whether OR-tools can be imported."""
-    try:
-        return find_spec("ortools") is not None
-    except (ImportError, ValueError):
-        return False
-
-
 def solve_kernel(problem: PlacementProblem, length: int, effort: float, seconds: float, seed: int) -> Kernel | None:
     """A kernel of `length` within `effort` units of deterministic time and `seconds` of wall-clock time."""
     try:
-        from ortools.sat.python import cp_model
+        cp_model = import_cpsat()
     except ImportError:
         return None
     coarse = _coarsen(problem, length)

@@ -17,11 +17,12 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import islice
 
+from gemini.cpsat_library import has_cpsat
 from gemini.schedule.bounds import period_bound
 from gemini.schedule.placement_problem import PlacementProblem
 from gemini.schedule.search.beam_search import Budget, Effort, beam_search
 from gemini.schedule.search.compact import tightest
-from gemini.schedule.search.cpsat_model import NOT_INSTALLED, solve_kernel, solver_installed
+from gemini.schedule.search.cpsat_model import NOT_INSTALLED, solve_kernel
 from gemini.schedule.search.kernel import Kernel, keeps_rules
 from gemini.schedule.search.nested_order import Placing, placings
 from gemini.schedule.search.reservations import reservations
@@ -88,7 +89,7 @@ class SteadySearch:
         if not self.best.optimal:
             if time.perf_counter() > self.deadline:
                 self.best.notes.append("stopped at the time limit")
-            if not solver_installed():
+            if not has_cpsat():
                 self.best.notes.append(NOT_INSTALLED)
         return self.best
 
