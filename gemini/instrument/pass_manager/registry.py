@@ -23,10 +23,10 @@ from gemini.nearest_name import remedy
 GROUP = "gemini.passes"
 
 BUILT_IN: dict[str, str] = {
-    "tensorflow-spelling": "gemini.instrument.passes.tensorflow_spelling:TensorflowSpelling",
     "training-sites": "gemini.instrument.passes.training_sites:TrainingSites",
     "tensor-types": "gemini.instrument.passes.tensor_types:TensorTypes",
     "device-placement": "gemini.instrument.passes.device_placement:DevicePlacement",
+    "tensorflow-spelling": "gemini.instrument.passes.tensorflow_spelling:TensorflowSpelling",
 }
 """Built-in passes, in the order they run where none needs another: name → ``module:object``."""
 

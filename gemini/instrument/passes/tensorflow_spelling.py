@@ -5,7 +5,7 @@
     from tensorflow.contrib import rnn           from gemini.tensorflow.compat.contrib import rnn
     from tensorflow.contrib.rnn import GRUCell   from gemini.tensorflow.compat.contrib_rnn import GRUCell
     from tensorflow.keras import layers          from tf_keras import layers
-    import tensorflow.compat.v1 as tf            from gemini.tensorflow.compat import tf1 as tf
+    import tensorflow.compat.v1 as tf            …; from gemini.tensorflow.compat import tf1 as tf
 
 `tf1` has the names of `tf.compat.v1` and those that even this module has lost; `graph_mode` also switches the process
 from eager execution to graphs and sessions. A file is changed only where it uses a name that TensorFlow 2 (in the last
@@ -112,7 +112,7 @@ def _imported(alias: ast.alias, is_v1: bool, is_lost: bool) -> str | None:
     """Return the statements in the place of `import …` of one module; None where it stays."""
     name, given = alias.name, alias.asname
     if name == _V1 and given and is_lost:
-        return f"import {_V1}; from {_COMPAT} import tf1 as {given}"
+        return f"import {_spelled(alias)}; from {_COMPAT} import tf1 as {given}"
     if not is_v1 or name.partition(".")[0] != "tensorflow":
         return None
     if given is None:  # binds `tensorflow`, whatever module it names
@@ -137,12 +137,8 @@ def _imported_from(origin: ast.ImportFrom, is_v1: bool, is_lost: bool) -> str | 
     if names == "*":
         return None
     if module == "tensorflow.compat" and is_lost and any(alias.name == "v1" for alias in origin.names):
-        kept = ", ".join(_spelled(alias) for alias in origin.names if alias.name != "v1")
         given = next(alias.asname or "v1" for alias in origin.names if alias.name == "v1")
-        return "; ".join(
-            [f"import {_V1}", *([f"from tensorflow.compat import {kept}"] if kept else []),
-             f"from {_COMPAT} import tf1 as {given}"]
-        )  # fmt: skip
+        return f"from {module} import {names}; from {_COMPAT} import tf1 as {given}"
     if not is_v1:
         return None
     if module == "tensorflow":
