@@ -31,10 +31,10 @@ from conformance.zoo.workers_verdict import _again, _prepared
 from gemini.capture.entry import capture
 from gemini.capture.options import CaptureOptions
 from gemini.ir.encode import tensors
-from gemini.sharding.layouts import Shard
-from gemini.sharding.shard_costs import ShardCosts
-from gemini.sharding.shard_planner import plan_shards
-from tests.sharding.simulated_shards import SimulatedShards
+from gemini.tensor_parallel.layouts import Shard
+from gemini.tensor_parallel.shard_costs import ShardCosts
+from gemini.tensor_parallel.shard_planner import plan_shards
+from tests.tensor_parallel.simulated_shards import SimulatedShards
 from tests.training import difference
 
 RESULTS = Path(".gemini/zoo_shards.jsonl")
