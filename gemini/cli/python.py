@@ -60,6 +60,19 @@ def run(argv: list[str]) -> int:  # noqa: RET503 - `start` does not return
     start(invocation, _session(invocation, quiet))
 
 
+def record() -> NoReturn:
+    """Run a program for `gemini compile`: a folder, a number of steps, then the arguments of `gemini_python`."""
+    _put_library_first()
+    from gemini.cli import launcher_flags
+    from gemini.launcher.process.launch import start
+
+    folder, steps, *words = sys.argv[1:]
+    invocation = launcher_flags.parse(words)
+    session = _session(invocation, quiet=False)
+    session["record"], session["record_steps"] = folder, int(steps)
+    start(invocation, session)
+
+
 def _put_library_first() -> None:
     """Put the user's folders last on the launcher's search path: a ``types.py`` in them must not shadow the library."""
     from gemini.launcher.process.import_isolation import library_path

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from gemini.capture.attribute_writes import AttributeWrite
     from gemini.capture.batch_dim import BatchLayout
     from gemini.ir.graph import Graph
+    from gemini.parallel_program.compiled_plans import CompiledPlans
     from gemini.partition.analysis.analysis_result import Analysis
     from gemini.partition.assignment import Partition
     from gemini.pipe.piped_model import Piped
@@ -64,6 +65,7 @@ class StepPlan:
     recompute: bool = False  # stages recompute their activations in backward, to save memory
     is_cached: bool = False  # from the cache of an earlier run
     measured: MeasuredSteps | None = None  # after some steps
+    program: CompiledPlans | None = None  # whose stage files replace generated text
     _built: dict[frozenset[int], Piped] = field(default_factory=dict, repr=False)
 
     @property
@@ -128,8 +130,16 @@ class StepPlan:
             from gemini.pipe.piped_model import build_piped
 
             numbered = {node: at for at, node in enumerate(sorted(wanted))}
-            self._built[wanted] = build_piped(self.graph, self.profile, self.partition, numbered)
+            replace_sources = None if self.program is None else self.program.replace_sources
+            self._built[wanted] = build_piped(self.graph, self.profile, self.partition, numbered, replace_sources)
         return self._built[wanted]
+
+    def edited_stages(self) -> tuple[Piped, tuple[str, ...]] | None:
+        """Return the stages of a compiled program, where their files were edited, with the names of these."""
+        for one in () if self.program is None else self.program.found:
+            if one.edited and (piped := self.build(one.facts.shares)).folder == one.folder:
+                return piped, one.edited
+        return None
 
     @property
     def micro_batches_text(self) -> str:

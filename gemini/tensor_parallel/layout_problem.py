@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from math import prod
 
 import numpy as np
 
-from gemini.tensor_parallel.elimination import Factor, Table, eliminate
+from gemini.tensor_parallel.elimination import Factor, Minimum, Table, minimize
 from gemini.tensor_parallel.layouts import REPLICATE, Layout, Shard
 from gemini.tensor_parallel.node_ports import NodeCall
 from gemini.tensor_parallel.strategies import Strategy
@@ -118,10 +118,10 @@ class LayoutProblem:
         ]
         return [*self.times, *stored]
 
-    def solve(self, price: float) -> list[int]:
+    def solve(self, price: float) -> Minimum:
         """Return the strategy of every variable at a price of replicated bytes."""
-        _, found = eliminate(self.domains, self.factors(price))
-        return found[: len(self.variables)]
+        found = minimize(self.domains, self.factors(price))
+        return replace(found, values=found.values[: len(self.variables)])
 
 
 @cache

@@ -10,7 +10,13 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import TypedDict
 
-    class Session(TypedDict):
+    class Recording(TypedDict, total=False):
+        """The folder for the plans and stages that `gemini compile` records in `record_steps` optimizer steps."""
+
+        record: str
+        record_steps: int
+
+    class Session(Recording):
         """The options of a run that are used after its start.
 
         The launcher computes `main`, the file of the program; `registered`, the available passes; and `triggers`, of

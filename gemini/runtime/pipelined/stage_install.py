@@ -27,6 +27,8 @@ def get_executor(kind: CallKind, prepared: PreparedLoss, known: Iterable[CallKin
     if kind.executor is None or not wanted <= set(kind.shares):
         kind.shares = tuple(sorted(wanted | set(kind.shares)))
         piped = kind.plan.build(kind.shares)
+        if kind.plan.program is not None and piped.folder is None:
+            kind.plan.program.note_generated(managed.name)
         kind.executor = _find_installed(kind, piped, known)
         if kind.executor is not None:
             return kind.executor
@@ -37,8 +39,7 @@ def get_executor(kind: CallKind, prepared: PreparedLoss, known: Iterable[CallKin
         )
         program = replace(made, once=kind.plan.buffers_written_once, detached=_find_detached(kind.plan))
         executor = Executor(managed.pool, managed.shared_parameters, program, piped.stage_tensors.follow)
-        where = f"<stages of {type(piped.model).__name__}>"
-        executor.install(piped.stages, {f"{where}/{name}": text for name, text in piped.sources.items()})
+        executor.install(piped.stages, {f"{piped.where}/{name}": text for name, text in piped.sources.items()})
         kind.executor = executor  # only now: stages that could not be sent are sent again
         _record_holdings(kind.plan, managed)
     return kind.executor
