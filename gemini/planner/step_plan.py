@@ -64,6 +64,7 @@ class StepPlan:
     recompute: bool = False  # stages recompute their activations in backward, to save memory
     is_cached: bool = False  # from the cache of an earlier run
     measured: MeasuredSteps | None = None  # after some steps
+    resized_from: StepPlan | None = None  # the plan for another size whose stages it runs
     _built: dict[frozenset[int], Piped] = field(default_factory=dict, repr=False)
 
     @property
@@ -124,6 +125,8 @@ class StepPlan:
     def build(self, shares: Iterable[int] = ()) -> Piped:
         """Return the live stages; values at the nodes `shares` are multiplied by the weight of the micro-batch."""
         wanted = frozenset(shares)
+        if wanted not in self._built and self.resized_from is not None:
+            self._built[wanted] = self.resized_from.build(wanted).with_graph(self.graph)
         if wanted not in self._built:
             from gemini.pipe.piped_model import build_piped
 

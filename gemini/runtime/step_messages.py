@@ -48,7 +48,6 @@ class Stages(NamedTuple):
     stages: dict[int, Any]
     interfaces: tuple[Any, ...]
     recompute: frozenset[int]
-    draws: tuple[Any, ...]
     once: tuple[tuple[int, ...], ...] = ()
 
 
@@ -65,6 +64,7 @@ class Tasks(NamedTuple):
     loss_stage: int
     frozen: frozenset[int]
     tail: Any = None
+    draws: tuple[Any, ...] = ()  # of each stage: patterns of its random numbers
 
 
 class RetirePrograms(NamedTuple):
