@@ -17,7 +17,7 @@ from torch import nn
 from gemini.batch_analysis.loss_tape import Meta, Tape
 from gemini.ir.call_binding import ModelCall
 from gemini.ir.graph import Graph
-from gemini.ir.pytree import Literal, Ref, leaves
+from gemini.ir.pytree import Literal, Number, Ref, leaves
 from gemini.planner.plan_reuse import describe_nodes
 from gemini.planner.resized_plan import PlanPair
 from gemini.runtime.deferred.contract import OutputSpec
@@ -86,7 +86,9 @@ class SizeFamily:
             return True
         if len(known) < _AUDITED:
             return False
-        return all(min(seen) <= 2 * size and size <= 2 * max(seen) for seen, size in zip(zip(*known), sizes, strict=True))
+        return all(
+            min(seen) <= 2 * size and size <= 2 * max(seen) for seen, size in zip(zip(*known), sizes, strict=True)
+        )
 
     def add_audited(self, loss: Hashable, sizes: tuple[int, ...]) -> None:
         """Record that a step with this loss was compared at these sizes."""
@@ -121,17 +123,16 @@ def _without_sizes(form: Any) -> tuple[Any, ...]:
 def resize_output_spec(spec: OutputSpec, seen: Graph, graph: Graph, samples: int) -> OutputSpec | None:
     """Return the output spec of calls with `samples` by `graph`, from that of calls by `seen`; None if unknown."""
     outputs = graph.outputs()
-    if graph.result != seen.result or len(outputs) != len(spec.metas) or not _is_free_of_sizes(spec, graph):
+    if graph.result != seen.result or len(outputs) != len(spec.metas) or _returns_numbers(graph):
         return None
     metas = [_resize_meta(meta, graph, ref, samples) for meta, ref in zip(spec.metas, outputs, strict=True)]
     found = tuple(meta for meta in metas if meta is not None)
     return replace(spec, metas=found) if len(found) == len(metas) else None
 
 
-def _is_free_of_sizes(spec: OutputSpec, graph: Graph) -> bool:
-    """Return whether an output contains no numbers that are computed from sizes."""
-    parts = (*leaves(graph.result), *leaves(spec.form))
-    return all(isinstance(leaf, (Ref, Literal)) for leaf in parts)
+def _returns_numbers(graph: Graph) -> bool:
+    """Return whether an output contains numbers that are computed in every call, from sizes or contents."""
+    return any(isinstance(leaf, Number) for leaf in leaves(graph.result))
 
 
 def _resize_meta(meta: Meta, graph: Graph, ref: Ref, samples: int) -> Meta | None:
