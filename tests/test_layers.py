@@ -29,7 +29,7 @@ LAYERS = (
     ("profiling",),
     ("partition",),
     ("batch_analysis",),
-    ("sharding",),
+    ("tensor_parallel",),
     ("collectives",),
     ("random_numbers",),
     ("codegen",),

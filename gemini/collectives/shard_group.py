@@ -16,7 +16,7 @@ from contextlib import contextmanager
 import torch
 
 from gemini.errors import GeminiError
-from gemini.sharding.layouts import (
+from gemini.tensor_parallel.layouts import (
     ALL_GATHER,
     ALL_REDUCE,
     ALL_TO_ALL,

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from gemini.random_numbers.random_ops import UnsliceableRandomOp, is_fill, is_random_op, memory_order, shape_of
 from gemini.random_numbers.rng_patches import watch_random_functions
-from gemini.sharding.layouts import Shard, local_size
+from gemini.tensor_parallel.layouts import Shard, local_size
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from gemini.random_numbers.random_ops import IN_PLACE, aten, draw_whole, is_fill, is_random_op, return_part, shape_of
 from gemini.random_numbers.rng_patches import watch_random_functions
 from gemini.random_numbers.rng_recorder import RandomOpPattern
-from gemini.sharding.layouts import take_shard
+from gemini.tensor_parallel.layouts import take_shard
 
 _marks = itertools.count(0x6765_6D69_0000_0000)  # seeds that no script uses
 _generator = torch.default_generator

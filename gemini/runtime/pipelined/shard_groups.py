@@ -20,11 +20,11 @@ from gemini.runtime.pool.worker_pool import WorkerPool
 from gemini.runtime.protocol import Done
 from gemini.runtime.step_messages import JoinGroup
 from gemini.runtime.worker.stage_shards import ShardedStages
-from gemini.sharding.layouts import Replicate
+from gemini.tensor_parallel.layouts import Replicate
 from gemini.step.worker_program import StepProgram
 
 if TYPE_CHECKING:
-    from gemini.sharding.shard_plan import ShardPlan
+    from gemini.tensor_parallel.shard_plan import ShardPlan
 
 Members = tuple[int, ...]
 

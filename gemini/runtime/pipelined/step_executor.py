@@ -66,7 +66,7 @@ from gemini.step.lower_program import Lowered, lower
 from gemini.step.worker_program import Loss, StepProgram
 
 if TYPE_CHECKING:
-    from gemini.sharding.shard_plan import ShardPlan
+    from gemini.tensor_parallel.shard_plan import ShardPlan
 
 _TRAINING, _TRAINED = attrgetter("training"), attrgetter("requires_grad")
 # Freed programs, sent to workers with the next one: objects are finalized in any thread.

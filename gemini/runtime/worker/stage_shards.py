@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import nn
 
-from gemini.sharding.layouts import Shard
-from gemini.sharding.local_graph import parameter_slice
+from gemini.tensor_parallel.layouts import Shard
+from gemini.tensor_parallel.local_graph import parameter_slice
 
 if TYPE_CHECKING:
     from gemini.collectives.shard_group import ShardGroup
-    from gemini.sharding.layouts import Layout
+    from gemini.tensor_parallel.layouts import Layout
 
 
 class ShardedStages(NamedTuple):

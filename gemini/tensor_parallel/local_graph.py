@@ -29,8 +29,8 @@ from gemini.ir.graph import Graph
 from gemini.ir.node import EMPTY_KWARGS, MODULES, Guard, Node, TensorMeta
 from gemini.ir.pytree import Literal, Number, Path, Ref, SequenceForm
 from gemini.ir.symint import ARITHMETIC, Expr
-from gemini.sharding.layer_functions import layer_function
-from gemini.sharding.layouts import (
+from gemini.tensor_parallel.layer_functions import layer_function
+from gemini.tensor_parallel.layouts import (
     REPLICATE,
     Layout,
     Replicate,
@@ -40,8 +40,8 @@ from gemini.sharding.layouts import (
     unit_range,
     value_part,
 )
-from gemini.sharding.shard_plan import SAME, VOCABULARY_CROSS_ENTROPY, VOCABULARY_EMBEDDING, NodeShards, ShardPlan
-from gemini.sharding.shard_plan import conversions as conversions_of
+from gemini.tensor_parallel.shard_plan import SAME, VOCABULARY_CROSS_ENTROPY, VOCABULARY_EMBEDDING, NodeShards, ShardPlan
+from gemini.tensor_parallel.shard_plan import conversions as conversions_of
 
 MOVE = "gemini.collectives.value_moves.move"
 _SHARD_SIZE = "gemini.collectives.value_moves.shard_size"

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from gemini.ir.pytree import Literal, MappingForm, Path, SequenceForm
-from gemini.sharding.layer_calls import layer_call
+from gemini.tensor_parallel.layer_calls import layer_call
 
 _FUNCTIONAL = "torch.nn.functional."
 _NAMES: dict[type, str] = {nn.RMSNorm: "rms_norm", nn.LogSoftmax: "log_softmax"}

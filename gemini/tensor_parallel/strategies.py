@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from gemini.batch_analysis.op_call import AnalysisRefused
-from gemini.sharding.layouts import (
+from gemini.tensor_parallel.layouts import (
     PARTIAL,
     PARTIAL_GRAD,
     REPLICATE,
@@ -21,9 +21,9 @@ from gemini.sharding.layouts import (
     Replicate,
     Shard,
 )
-from gemini.sharding.node_ports import NodeCall, Port
-from gemini.sharding.shard_plan import SAME, DividedSize, InnerCollective
-from gemini.sharding.shard_query import ShardAnswer, ask
+from gemini.tensor_parallel.node_ports import NodeCall, Port
+from gemini.tensor_parallel.shard_plan import SAME, DividedSize, InnerCollective
+from gemini.tensor_parallel.shard_query import ShardAnswer, ask
 
 _MOST = 6000  # combinations of layouts that are tried per node
 

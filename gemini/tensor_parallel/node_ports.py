@@ -15,9 +15,9 @@ from gemini.ir.graph import Graph
 from gemini.ir.node import MODULES, Node, TensorMeta
 from gemini.ir.pytree import ModelObject, Number, Path, Ref, leaves
 from gemini.ir.symint import Expr, evaluate
-from gemini.sharding.layer_calls import layer_call
-from gemini.sharding.layouts import Layout
-from gemini.sharding.shard_query import ShardQuery
+from gemini.tensor_parallel.layer_calls import layer_call
+from gemini.tensor_parallel.layouts import Layout
+from gemini.tensor_parallel.shard_query import ShardQuery
 
 
 @dataclass(frozen=True)

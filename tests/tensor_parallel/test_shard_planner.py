@@ -9,12 +9,20 @@ from torch import nn
 from torch.nn import functional as F
 
 from gemini.errors import ShardingError
-from gemini.sharding.layouts import PARTIAL_GRAD, REPLICATE, Shard, layout_text, wire_bytes
-from gemini.sharding.shard_costs import ShardCosts
-from gemini.sharding.shard_plan import VOCABULARY_CROSS_ENTROPY, ShardPlan
-from gemini.sharding.shard_planner import plan_shards
-from tests.sharding.planned_models import ACTIVATION, BATCH, LENGTH, NAMES, opened, transformer, transformer_graph
-from tests.sharding.simulated_shards import SimulatedShards
+from gemini.tensor_parallel.layouts import PARTIAL_GRAD, REPLICATE, Shard, layout_text, wire_bytes
+from gemini.tensor_parallel.shard_costs import ShardCosts
+from gemini.tensor_parallel.shard_plan import VOCABULARY_CROSS_ENTROPY, ShardPlan
+from gemini.tensor_parallel.shard_planner import plan_shards
+from tests.tensor_parallel.planned_models import (
+    ACTIVATION,
+    BATCH,
+    LENGTH,
+    NAMES,
+    opened,
+    transformer,
+    transformer_graph,
+)
+from tests.tensor_parallel.simulated_shards import SimulatedShards
 
 pytestmark = pytest.mark.unit
 

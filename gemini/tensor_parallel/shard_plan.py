@@ -27,7 +27,7 @@ from typing import Any
 from gemini.errors import ArtifactError
 from gemini.ir.codec import Reader, Writer
 from gemini.ir.pytree import Path, Ref
-from gemini.sharding.layouts import (
+from gemini.tensor_parallel.layouts import (
     ALL_REDUCE,
     REPLICATE,
     Layout,

@@ -8,7 +8,7 @@ import torch
 
 from gemini.batch_analysis.batch_kinds import Kind, Partial, Replicate
 from gemini.batch_analysis.op_call import AnalysisRefused, OpCall
-from gemini.sharding.rules.registry import batch_rule, shard_rule
+from gemini.tensor_parallel.rules.registry import batch_rule, shard_rule
 
 
 @shard_rule("dropout", "feature_dropout", "dropout1d", "dropout2d", "dropout3d")

@@ -10,9 +10,9 @@ from torch import nn
 from gemini.capture.entry import capture
 from gemini.errors import ArtifactError, ShardingError
 from gemini.ir.pytree import Ref
-from gemini.sharding.layouts import PARTIAL, PARTIAL_GRAD, REPLICATE, Shard
-from gemini.sharding.plan_check import check_plan
-from gemini.sharding.shard_plan import (
+from gemini.tensor_parallel.layouts import PARTIAL, PARTIAL_GRAD, REPLICATE, Shard
+from gemini.tensor_parallel.plan_check import check_plan
+from gemini.tensor_parallel.shard_plan import (
     VOCABULARY_EMBEDDING,
     DividedSize,
     InnerCollective,

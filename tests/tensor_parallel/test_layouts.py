@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gemini.errors import ArtifactError
-from gemini.sharding.layouts import (
+from gemini.tensor_parallel.layouts import (
     PARTIAL,
     PARTIAL_GRAD,
     REPLICATE,

@@ -11,8 +11,8 @@ from gemini.ir.call_binding import bind
 from gemini.partition.assignment import Partition
 from gemini.pipe.live_stages import make_stages
 from gemini.pipe.value_routes import CallerSide, ValueRoutes
-from gemini.sharding.layouts import PartialGrad, Shard
-from gemini.sharding.local_graph import local_graph, parameter_slice
+from gemini.tensor_parallel.layouts import PartialGrad, Shard
+from gemini.tensor_parallel.local_graph import local_graph, parameter_slice
 
 
 def generate_local(graph, plan, stages=1):

@@ -18,10 +18,10 @@ from math import prod
 
 import numpy as np
 
-from gemini.sharding.elimination import Factor, Table, eliminate
-from gemini.sharding.layouts import REPLICATE, Layout, Shard
-from gemini.sharding.node_ports import NodeCall
-from gemini.sharding.strategies import Strategy
+from gemini.tensor_parallel.elimination import Factor, Table, eliminate
+from gemini.tensor_parallel.layouts import REPLICATE, Layout, Shard
+from gemini.tensor_parallel.node_ports import NodeCall
+from gemini.tensor_parallel.strategies import Strategy
 
 _WIDE = 30_000  # entries of a direct table
 _VERSIONS = 4  # of a value with a variable of its own

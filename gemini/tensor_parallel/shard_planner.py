@@ -19,15 +19,15 @@ from gemini.errors import ShardingError
 from gemini.ir.graph import Graph
 from gemini.ir.node import Node
 from gemini.ir.pytree import Ref
-from gemini.sharding.layout_classes import layout_classes
-from gemini.sharding.layout_problem import Cost, LayoutProblem, Use, Variable, is_sharded
-from gemini.sharding.layouts import ALL_REDUCE, PARTIAL_GRAD, REPLICATE, Layout, PartialGrad, Replicate, Shard
-from gemini.sharding.node_ports import NodeCall, node_call
-from gemini.sharding.plan_check import check_plan
-from gemini.sharding.shard_costs import ShardCosts
-from gemini.sharding.shard_options import ShardOptions
-from gemini.sharding.shard_plan import NodeShards, ReplicatedOp, ShardPlan, TensorShards
-from gemini.sharding.strategies import NodeStrategies, Strategy, StrategySpace, is_divided, node_strategies
+from gemini.tensor_parallel.layout_classes import layout_classes
+from gemini.tensor_parallel.layout_problem import Cost, LayoutProblem, Use, Variable, is_sharded
+from gemini.tensor_parallel.layouts import ALL_REDUCE, PARTIAL_GRAD, REPLICATE, Layout, PartialGrad, Replicate, Shard
+from gemini.tensor_parallel.node_ports import NodeCall, node_call
+from gemini.tensor_parallel.plan_check import check_plan
+from gemini.tensor_parallel.shard_costs import ShardCosts
+from gemini.tensor_parallel.shard_options import ShardOptions
+from gemini.tensor_parallel.shard_plan import NodeShards, ReplicatedOp, ShardPlan, TensorShards
+from gemini.tensor_parallel.strategies import NodeStrategies, Strategy, StrategySpace, is_divided, node_strategies
 
 _PRICES = (0.2, 0.8, 3.2, 12.8, 51.2)  # of a replicated byte, in transfers of a byte over the link
 _NEVER = 1e15  # ms

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import prod
 
-from gemini.sharding.layouts import Layout, Shard, move_collectives, unit_range, wire_bytes
-from gemini.sharding.node_ports import NodeCall
-from gemini.sharding.shard_plan import conversions
-from gemini.sharding.strategies import Strategy
+from gemini.tensor_parallel.layouts import Layout, Shard, move_collectives, unit_range, wire_bytes
+from gemini.tensor_parallel.node_ports import NodeCall
+from gemini.tensor_parallel.shard_plan import conversions
+from gemini.tensor_parallel.strategies import Strategy
 
 _PRODUCTS = (
     "linear", "addmm", "baddbmm", "addmv", "matmul", "rmatmul", "bmm", "mm", "mv", "einsum", "conv1d", "conv2d",

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from gemini.sharding.shard_planner import plan_shards
-from tests.sharding.local_stages import run_local
-from tests.sharding.planned_models import NAMES, transformer, transformer_graph
+from gemini.tensor_parallel.shard_planner import plan_shards
+from tests.tensor_parallel.local_stages import run_local
+from tests.tensor_parallel.planned_models import NAMES, transformer, transformer_graph
 
 
 @pytest.mark.parametrize("name", NAMES)

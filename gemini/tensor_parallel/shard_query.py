@@ -15,9 +15,9 @@ from gemini.batch_analysis.batch_kinds import Kind, Partial, Replicate, Shard
 from gemini.batch_analysis.op_call import AnalysisRefused, DecisionDemand, OpCall
 from gemini.batch_analysis.rules.registry import find_rule
 from gemini.ir.pytree import Path
-from gemini.sharding.layouts import Layout
-from gemini.sharding.rules.registry import find_shard_rule
-from gemini.sharding.shard_plan import SAME, DividedSize, InnerCollective
+from gemini.tensor_parallel.layouts import Layout
+from gemini.tensor_parallel.rules.registry import find_shard_rule
+from gemini.tensor_parallel.shard_plan import SAME, DividedSize, InnerCollective
 
 _BUGS = (TypeError, ValueError, IndexError, KeyError, AttributeError, ZeroDivisionError, StopIteration)
 

@@ -11,8 +11,8 @@ from gemini.batch_analysis.batch_kinds import Kind, Shard
 from gemini.batch_analysis.op_call import AnalysisRefused, axis
 from gemini.batch_analysis.rules.matmul import contract
 from gemini.batch_analysis.rules.reshape import reshape_shard
-from gemini.sharding.rules.registry import batch_rule, shard_rule
-from gemini.sharding.shard_query import ShardQuery
+from gemini.tensor_parallel.rules.registry import batch_rule, shard_rule
+from gemini.tensor_parallel.shard_query import ShardQuery
 
 
 @shard_rule("split", "chunk", "split_with_sizes", "unsafe_split", "unsafe_chunk", "tensor_split")

@@ -15,7 +15,7 @@ from gemini.batch_analysis.batch_kinds import Kind
 from gemini.batch_analysis.rules.registry import Rule, find_rule
 
 if TYPE_CHECKING:
-    from gemini.sharding.shard_query import ShardQuery
+    from gemini.tensor_parallel.shard_query import ShardQuery
 
 ShardRule = Callable[["ShardQuery"], Kind | Sequence[Kind]]
 _Any = TypeVar("_Any", bound=ShardRule)
@@ -50,4 +50,4 @@ def batch_rule(name: str) -> Rule:
 @functools.cache
 def _load() -> None:
     for part in _PARTS:
-        importlib.import_module(f"gemini.sharding.rules.{part}")
+        importlib.import_module(f"gemini.tensor_parallel.rules.{part}")

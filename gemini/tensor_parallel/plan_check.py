@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from gemini.errors import ShardingError
 from gemini.ir.graph import Graph
 from gemini.ir.pytree import Ref
-from gemini.sharding.layouts import Layout, Partial, Shard
-from gemini.sharding.shard_plan import LOCAL_OPS, NodeShards, ShardPlan
+from gemini.tensor_parallel.layouts import Layout, Partial, Shard
+from gemini.tensor_parallel.shard_plan import LOCAL_OPS, NodeShards, ShardPlan
 
 
 def check_plan(plan: ShardPlan, graph: Graph) -> None:

@@ -15,7 +15,7 @@ from gemini.ir.encode import decode, follow
 from gemini.ir.op_targets import find_op
 from gemini.ir.pytree import Number, Ref
 from gemini.ir.symint import evaluate
-from gemini.sharding.layouts import (
+from gemini.tensor_parallel.layouts import (
     Partial,
     PartialGrad,
     Replicate,
@@ -27,7 +27,7 @@ from gemini.sharding.layouts import (
     unit_range,
     value_part,
 )
-from gemini.sharding.shard_plan import SAME, VOCABULARY_EMBEDDING, conversions
+from gemini.tensor_parallel.shard_plan import SAME, VOCABULARY_EMBEDDING, conversions
 
 
 def whole_of(parts, layout):

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from gemini.batch_analysis.batch_kinds import Kind, Partial, Replicate, Shard
 from gemini.batch_analysis.op_call import AnalysisRefused, OpCall
 from gemini.batch_analysis.rules.shape_ops import move_shard
-from gemini.sharding.layouts import ALL_REDUCE
-from gemini.sharding.rules.registry import batch_rule, shard_rule
-from gemini.sharding.shard_plan import VOCABULARY_CROSS_ENTROPY, VOCABULARY_EMBEDDING, InnerCollective
-from gemini.sharding.shard_query import ShardQuery
+from gemini.tensor_parallel.layouts import ALL_REDUCE
+from gemini.tensor_parallel.rules.registry import batch_rule, shard_rule
+from gemini.tensor_parallel.shard_plan import VOCABULARY_CROSS_ENTROPY, VOCABULARY_EMBEDDING, InnerCollective
+from gemini.tensor_parallel.shard_query import ShardQuery
 
 
 @shard_rule("embedding")

@@ -13,8 +13,8 @@ from gemini.batch_analysis.batch_kinds import Kind, Partial, Replicate, Shard
 from gemini.batch_analysis.op_call import AnalysisRefused, OpCall, TensorValue
 from gemini.batch_analysis.rules.matmul import contract
 from gemini.batch_analysis.rules.shape_ops import move_shard
-from gemini.sharding.rules.registry import batch_rule, shard_rule
-from gemini.sharding.shard_query import ShardQuery
+from gemini.tensor_parallel.rules.registry import batch_rule, shard_rule
+from gemini.tensor_parallel.shard_query import ShardQuery
 
 _LETTERS = "abcdefgh"
 

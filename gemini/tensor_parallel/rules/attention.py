@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from gemini.batch_analysis.batch_kinds import Kind, Replicate, Shard
 from gemini.batch_analysis.op_call import AnalysisRefused, OpCall, TensorValue
-from gemini.sharding.rules.registry import batch_rule, shard_rule
-from gemini.sharding.shard_query import ShardQuery
+from gemini.tensor_parallel.rules.registry import batch_rule, shard_rule
+from gemini.tensor_parallel.shard_query import ShardQuery
 
 
 @shard_rule("scaled_dot_product_attention")
