@@ -31,9 +31,7 @@ def refs_of_read(read: Expr) -> Iterator[Ref]:
         yield read.operands[0]
 
 
-def rewrite_refs(
-    form: Any, change: Callable[[Any], Any], number: Callable[[Number], Any] | None = None
-) -> Any:
+def rewrite_refs(form: Any, change: Callable[[Any], Any], number: Callable[[Number], Any] | None = None) -> Any:
     """Return a form in which `change` has replaced every `Ref` and every `ModelObject`.
 
     `number` replaces traced numbers as a whole; without it, the references in them are replaced.

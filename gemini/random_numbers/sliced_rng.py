@@ -40,9 +40,7 @@ class RandomOpsDiffer(Exception):
 class SlicedRandomOps:
     """The random numbers of one stage in one step."""
 
-    def __init__(
-        self, patterns: Sequence[RandomOpPattern], samples: int, shard: tuple[int, int] = (0, 1)
-    ) -> None:
+    def __init__(self, patterns: Sequence[RandomOpPattern], samples: int, shard: tuple[int, int] = (0, 1)) -> None:
         """`shard`: the number of the shard that runs the stage, and how many there are."""
         self.patterns, self.samples, self.shard = patterns, samples, shard
         self._is_whole = all(pattern.shard is None for pattern in patterns)

@@ -308,9 +308,9 @@ def _tail_faults(program: StepProgram) -> Iterator[Fault]:
                 "put all forwards first",
             )
     workers: dict[int, set[tuple[int, ...]]] = {}
-    for (stage, _), worker in program.where.items():
-        workers.setdefault(stage, set()).add(worker)
-    several = sorted(stage for stage, found in workers.items() if len(found) > 1)
+    for (stage, _), found in program.where.items():
+        workers.setdefault(stage, set()).add(found)
+    several = sorted(stage for stage, groups in workers.items() if len(groups) > 1)
     if several:
         yield Fault(f"stages {several} are on several workers, and the loss needs all samples", "put each on one")
 

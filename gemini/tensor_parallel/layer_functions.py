@@ -55,5 +55,7 @@ def _form(value: Any, args: Any) -> Any:
     if any(value is one for one in getattr(args, "items", ())):
         return value
     if isinstance(value, (tuple, list)):
-        return SequenceForm(type(value) if type(value) in (tuple, list) else tuple, tuple(Literal(one) for one in value))
+        return SequenceForm(
+            type(value) if type(value) in (tuple, list) else tuple, tuple(Literal(one) for one in value)
+        )
     return Literal(value) if value is None or isinstance(value, (bool, int, float, str)) else value

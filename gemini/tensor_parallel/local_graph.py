@@ -17,17 +17,17 @@ several groups has one dimension more (`parameter_slice`), which the graph flatt
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from gemini.errors import ShardingError
-from gemini.ir.def_use import rewrite_refs
+from gemini.ir.def_use import rewrite_refs, tensor_reads
 from gemini.ir.graph import Graph
 from gemini.ir.node import EMPTY_KWARGS, MODULES, Guard, Node, TensorMeta
-from gemini.ir.pytree import Literal, Number, Path, Ref, SequenceForm
+from gemini.ir.pytree import Literal, MappingForm, Number, Path, Ref, SequenceForm
 from gemini.ir.symint import ARITHMETIC, Expr
 from gemini.tensor_parallel.layer_functions import layer_function
 from gemini.tensor_parallel.layouts import (
@@ -40,7 +40,13 @@ from gemini.tensor_parallel.layouts import (
     unit_range,
     value_part,
 )
-from gemini.tensor_parallel.shard_plan import SAME, VOCABULARY_CROSS_ENTROPY, VOCABULARY_EMBEDDING, NodeShards, ShardPlan
+from gemini.tensor_parallel.shard_plan import (
+    SAME,
+    VOCABULARY_CROSS_ENTROPY,
+    VOCABULARY_EMBEDDING,
+    NodeShards,
+    ShardPlan,
+)
 from gemini.tensor_parallel.shard_plan import conversions as conversions_of
 
 MOVE = "gemini.collectives.value_moves.move"
@@ -139,7 +145,7 @@ class _Localizer:
                 found = self._flattened(found, have, stage, scope)
         else:
             before = self.version(key[0], source, stage, scope)
-            at = stage if key[1] >= 0 else min((wanted.get(one, stage) for one in self._descendants(want, pairs)))
+            at = stage if key[1] >= 0 else min(wanted.get(one, stage) for one in self._descendants(want, pairs))
             args = (before, Literal(source), Literal(want), *self._units(key[0], source, want))
             found = self._add(self._conversion(MOVE, args, key[0], want, scope, grad), at)
         self.made[key, want] = found
@@ -208,10 +214,10 @@ class _Localizer:
         guards: list[Guard] = []
         at_position = self.graph.guards_at()
         for node in self.graph.nodes:
-            guards += [self._guard(guard) for guard in at_position.get(node.id, ())]
+            guards += self._guards(at_position.get(node.id, ()))
             self._node(node)
         end = len(self.graph.nodes)
-        guards += [self._guard(guard) for at, found in sorted(at_position.items()) if at >= end for guard in found]
+        guards += self._guards(guard for at, found in sorted(at_position.items()) if at >= end for guard in found)
         result = rewrite_refs(self.graph.result, self._result, self._result_number)
         graph = replace(
             self.graph,
@@ -233,9 +239,12 @@ class _Localizer:
     def _result_number(self, number: Number) -> Any:
         return self._number(number, 0)
 
-    def _guard(self, guard: Guard) -> Guard:
-        expr = self._expr(guard.expr, 0)
-        return replace(guard, expr=expr if isinstance(expr, Expr) else guard.expr, position=len(self.nodes))
+    def _guards(self, guards: Iterable[Guard]) -> Iterator[Guard]:
+        """Yield guards on the local values; one on the size of a divided dimension is fixed by the plan."""
+        for guard in guards:
+            expr = self._expr(guard.expr, 0)
+            if isinstance(expr, Expr) and any(True for _ in tensor_reads(expr)):
+                yield replace(guard, expr=expr, position=len(self.nodes))
 
     def _node(self, node: Node) -> None:
         if node.kind == "parameter":
@@ -273,7 +282,7 @@ class _Localizer:
     def _local_form(self, node: Node, one: NodeShards, stage: int) -> Node:
         """Return a node as a shard runs it; a module that reads slices is the function that it calls."""
         sizes = [(size.place, size.units) for size in one.sizes]
-        if node.kind in MODULES and not self._is_whole(node, one):
+        if node.kind in MODULES and not self._is_whole(one):
             module = self.model.get_submodule(node.target)
             call = None if node.kind == "block" else layer_function(
                 module, node.args, lambda name: self._weight(node, one, name, stage))  # fmt: skip
@@ -293,19 +302,20 @@ class _Localizer:
         return None if layout is None else self.version(self.plan.tensor(full).name, layout, stage, node.scope)
 
     def _vocabulary_op(self, node: Node, one: NodeShards) -> Node:
-        pairs = [(ref, self.graph.meta(ref).shape, layout) for ref, layout in one.inputs]
-        pairs += [(name, self.plan.tensor(name).shape, layout) for name, layout in one.parameters]  # type: ignore[misc]
-        _, shape, layout = next(pair for pair in pairs if isinstance(pair[2], Shard))
+        pairs = [(self.graph.meta(ref).shape, layout) for ref, layout in one.inputs]
+        pairs += [(self.plan.tensor(name).shape, layout) for name, layout in one.parameters]
+        shape, layout = next((shape, layout) for shape, layout in pairs if isinstance(layout, Shard))
         given = (("entries", Literal(shape[layout.dim])), ("layout", Literal(layout)))
-        kwargs = replace(node.kwargs, items=(*getattr(node.kwargs, "items", ()), *given))  # type: ignore[call-arg]
+        kwargs = MappingForm(dict, (*getattr(node.kwargs, "items", ()), *given))
         return replace(node, target=_VOCABULARY[one.local], kwargs=kwargs)
 
-    def _is_whole(self, node: Node, one: NodeShards) -> bool:
+    def _is_whole(self, one: NodeShards) -> bool:
         """Return whether a module reads its parameters as they are stored, whole."""
         stored = [(self.plan.tensor(name).layout, want, self.plan.tensor(name).trainable)
                   for name, want in one.parameters]  # fmt: skip
         same = all(have == want or (not grad and value_part(have) == value_part(want)) for have, want, grad in stored)
-        return same and one.local == SAME and not one.sizes and not any(isinstance(have, Shard) for have, _, _ in stored)
+        is_cut = any(isinstance(have, Shard) for have, _, _ in stored)
+        return same and not is_cut and one.local == SAME and not one.sizes
 
     # ── numbers ────────────────────────────────────────────────────────────────────────────────────────────────────
     def _number(self, number: Number, stage: int) -> Any:

@@ -1,4 +1,4 @@
-"""Local stages: the generated code of a shard plan, run by threads as shards, with the gradients of whole parameters."""
+"""Local stages: the generated code of a shard plan, run by threads as shards, and whole gradients."""
 
 import copy
 
@@ -25,7 +25,7 @@ def generate_local(graph, plan, stages=1):
 
 
 def run_local(graph, plan, call, stages=1):
-    """Return (outputs by port, gradients of whole parameters by name, counted collectives) of a forward and backward."""
+    """Return (outputs by port, whole gradients by name, counted collectives) of a forward and backward."""
     model = graph.bound_model()
     local, codes = generate_local(graph, plan, stages)
     live = make_stages(codes, model, "<local stages>")

@@ -20,8 +20,8 @@ from gemini.runtime.pool.worker_pool import WorkerPool
 from gemini.runtime.protocol import Done
 from gemini.runtime.step_messages import JoinGroup
 from gemini.runtime.worker.stage_shards import ShardedStages
-from gemini.tensor_parallel.layouts import Replicate
 from gemini.step.worker_program import StepProgram
+from gemini.tensor_parallel.layouts import Replicate
 
 if TYPE_CHECKING:
     from gemini.tensor_parallel.shard_plan import ShardPlan

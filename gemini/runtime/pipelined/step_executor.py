@@ -108,7 +108,7 @@ class Executor:
         follow: Callable[[], None] | None = None,
         shard_plan: ShardPlan | None = None,
     ) -> None:
-        """`follow` updates the stages to the present contents of their model; a shard plan says how they are divided."""
+        """`follow` updates the stages to the present contents of their model; a shard plan tells how they divide."""
         if program.nworkers > len(pool.workers):
             raise InvalidPlanError(
                 f"a plan for {program.nworkers} workers, the pool has {len(pool.workers)}\n"

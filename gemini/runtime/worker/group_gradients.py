@@ -1,7 +1,7 @@
 """Group gradients: whole gradients of divided parameters, in one slab that all shards of a group write to.
 
-Shard 0 takes the slab from its pool at the beginning of a step and tells the others where it lies; each writes its slice
-of every gradient. After the step shard 0 hands the whole gradients over as if it had computed them: optimizers,
+Shard 0 takes the slab from its pool at the beginning of a step and tells the others where it lies; each writes its
+slice of every gradient. After the step shard 0 hands the whole gradients over as if it had computed them: optimizers,
 clipping and hooks of the script see whole gradients, and nothing has been copied.
 """
 

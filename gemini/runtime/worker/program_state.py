@@ -76,7 +76,9 @@ class WorkerPlan:
 
     def reports_output(self, name: str) -> bool:
         """Whether this worker keeps an output of its stages, to be fetched."""
-        return any(self.reports(at) for at, one in self.stages.items() if any(p.name == name for p in one.interface.outputs))
+        return any(
+            self.reports(at) for at, one in self.stages.items() if any(p.name == name for p in one.interface.outputs)
+        )
 
     def group_gradients(self) -> GroupGradients | None:
         """Return the gradients of divided parameters in a new step; None if there are none."""

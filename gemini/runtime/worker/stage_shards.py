@@ -7,6 +7,7 @@ write to copies, which are renewed before each step.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -62,6 +63,8 @@ class StageShards:
         self.copies: list[tuple[torch.Tensor, torch.Tensor]] = []  # own buffers, and those in shared memory
         self.writes_buffers = {stage for stage, found in message.written.items() if found}
         self.numbers: dict[int, int] = {}
+        # Torch prefers gradients without gaps; those of slices have the gaps of the whole gradient.
+        warnings.filterwarnings("ignore", "grad and param do not obey the gradient layout contract")
         for stage, module in sorted(stages.items()):
             if stage in self.members:
                 self._divide(module, self.ranks[stage], len(self.members[stage]), message.layouts, tensors)

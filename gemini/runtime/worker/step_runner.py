@@ -64,7 +64,12 @@ class StepRunner:
     """One step in one worker."""
 
     def __init__(
-        self, plan: WorkerPlan, request: Step, peers: PeerLinks, control: Any, groups: Mapping[tuple[int, ...], ShardGroup]
+        self,
+        plan: WorkerPlan,
+        request: Step,
+        peers: PeerLinks,
+        control: Any,
+        groups: Mapping[tuple[int, ...], ShardGroup],
     ) -> None:
         self.plan, self.request, self.peers, self.control, self.groups = plan, request, peers, control, groups
         self.program: InstalledProgram = plan.program
