@@ -131,13 +131,16 @@ class StepPlan:
         wanted = frozenset(shares)
         if wanted not in self._built:
             from gemini.pipe.piped_model import build_piped
+            from gemini.pipe.stage_guards import CallGuard
 
             graph, partition, nodes = self.graph, self.partition, {node: node for node in wanted}
             if self.local is not None:
                 graph, nodes = self.local.graph, {node: self.local.node_of[node] for node in wanted}
                 partition = replace(partition, stages=self.local.stages)
             numbered = {nodes[node]: at for at, node in enumerate(sorted(wanted))}
-            self._built[wanted] = build_piped(graph, self.profile, partition, numbered)
+            built = self._built[wanted] = build_piped(graph, self.profile, partition, numbered)
+            if graph is not self.graph:  # local ops do not run in the controller
+                built.call_guard = CallGuard(self.graph)
         return self._built[wanted]
 
     @cached_property
