@@ -38,6 +38,7 @@ DIST = (
     "launcher/process/",
     "launcher/test_local_step_cost.py",
     "launcher/test_script_api.py",
+    "parallel_program/",
     "partition/test_partition_imports.py",
     "pipe/test_stage_folder.py",
     "planner/test_contention.py",

@@ -36,6 +36,7 @@ LAYERS = (
     ("step",),
     ("cache",),
     ("pipe",),
+    ("parallel_program",),
     ("planner",),
     ("guards",),
     ("runtime",),

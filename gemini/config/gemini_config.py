@@ -76,6 +76,7 @@ class GeminiConfig:
     watchdog: float = _setting(
         60.0, readers.seconds, "SECONDS", "seconds without a reply after which a worker counts as hung"
     )
+    program: str | None = _setting(None, readers.word, "DIR", "run the plans and stages that gemini compile wrote")
     run_folder: str = _setting(".gemini", readers.word, "DIR", "folder for the artifacts of a run")
     seed: int = _setting(0, readers.seed, "N", "seed of every search")
     strict: bool = _setting(False, readers.flag, "", "raise instead of falling back to a slower path")

@@ -38,6 +38,11 @@ def planner_for(config: GeminiConfig) -> Planner | None:
     if count < 2 or config.schedule == "none" or (micro_batches < 2 and shards < 2):
         return None
     schedule = str(Path(config.schedule).absolute()) if config.schedule.endswith(".json") else config.schedule
+    program = None
+    if config.program is not None:
+        from gemini.parallel_program.compiled_plans import load_compiled_plans
+
+        program = load_compiled_plans(Path(config.program).resolve(), config.quiet)
 
     def plan(model: nn.Module, args: Any, kwargs: Any, **changes: Any) -> StepPlan:
         from gemini.planner.plan_request import PlanRequest
@@ -48,7 +53,7 @@ def planner_for(config: GeminiConfig) -> Planner | None:
             threads=max(1, len(os.sched_getaffinity(0)) // count),
             partitioner=config.partitioner, schedule=schedule, rng=config.rng, seed=config.seed, quiet=config.quiet,
             memory_limit_mb=None if config.memory_limit is None else config.memory_limit / 2**20,
-            micro_batch_statistics=config.batch_norm == "micro-batch",
+            micro_batch_statistics=config.batch_norm == "micro-batch", program=program,
         )  # fmt: skip
         return plan_step(model, args, kwargs, replace(request, **changes))
 

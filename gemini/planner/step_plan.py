@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from gemini.capture.batch_dim import BatchLayout
     from gemini.codegen.stage_interface import Port
     from gemini.ir.graph import Graph
+    from gemini.parallel_program.compiled_plans import CompiledPlans
     from gemini.partition.analysis.analysis_result import Analysis
     from gemini.partition.assignment import Partition
     from gemini.pipe.piped_model import Piped
@@ -69,6 +70,7 @@ class StepPlan:
     shards: ShardPlan | None = None  # how the shards of every stage divide it; None: each stage is on one worker
     unsharded_reason: str = ""  # why stages are not divided, where that was requested
     measured: MeasuredSteps | None = None  # after some steps
+    program: CompiledPlans | None = None  # whose stage files replace generated text
     _built: dict[frozenset[int], Piped] = field(default_factory=dict, repr=False)
 
     @property
@@ -138,8 +140,10 @@ class StepPlan:
                 graph, nodes = self.local.graph, {node: self.local.node_of[node] for node in wanted}
                 partition = replace(partition, stages=self.local.stages)
             numbered = {nodes[node]: at for at, node in enumerate(sorted(wanted))}
-            built = self._built[wanted] = build_piped(graph, self.profile, partition, numbered)
-            if graph is not self.graph:  # local ops do not run in the controller
+            is_local = graph is not self.graph
+            replace_sources = None if self.program is None or is_local else self.program.replace_sources
+            built = self._built[wanted] = build_piped(graph, self.profile, partition, numbered, replace_sources)
+            if is_local:  # local ops do not run in the controller
                 built.call_guard = CallGuard(self.graph)
         return self._built[wanted]
 
@@ -161,6 +165,13 @@ class StepPlan:
         """Return the ports of the model's outputs, in its order; None where the caller already has the tensor."""
         pairs = zip(self.graph.outputs(), piped.graph.outputs(), strict=True)
         return [None if self.graph.nodes[ref.node].is_source else piped.routes.results[own] for ref, own in pairs]
+
+    def edited_stages(self) -> tuple[Piped, tuple[str, ...]] | None:
+        """Return the stages of a compiled program, where their files were edited, with the names of these."""
+        for one in () if self.program is None else self.program.found:
+            if one.edited and (piped := self.build(one.facts.shares)).folder == one.folder:
+                return piped, one.edited
+        return None
 
     @property
     def micro_batches_text(self) -> str:

@@ -10,7 +10,6 @@ from torch.nn import functional as F
 
 from gemini.errors import ShardingError
 from gemini.tensor_parallel.layouts import PARTIAL_GRAD, REPLICATE, Shard, layout_text, wire_bytes
-from gemini.tensor_parallel.shard_costs import ShardCosts
 from gemini.tensor_parallel.shard_plan import VOCABULARY_CROSS_ENTROPY, ShardPlan
 from gemini.tensor_parallel.shard_planner import plan_shards
 from tests.tensor_parallel.planned_models import (
@@ -22,37 +21,9 @@ from tests.tensor_parallel.planned_models import (
     transformer,
     transformer_graph,
 )
-from tests.tensor_parallel.simulated_shards import SimulatedShards
+from tests.tensor_parallel.shard_comparison import compare, planned
 
 pytestmark = pytest.mark.unit
-
-SLOW = ShardCosts(latency_us=0.1, gflops=0.5)  # shards so slow that even tiny models are worth dividing
-
-
-def compare(graph, plan, *args, tolerance=1e-9, **kwargs):
-    """Assert that shards have the loss and the gradients of one device, with the same random numbers."""
-    model = graph.bound_model()
-    torch.manual_seed(3)
-    shards = SimulatedShards(graph, plan)
-    losses = [loss_of(out) for out in shards.run(*args, **kwargs)]
-    torch.autograd.backward(losses)
-    model.zero_grad()
-    torch.manual_seed(3)
-    expected = loss_of(model(*args, **kwargs))
-    expected.backward()
-    for loss in losses:
-        torch.testing.assert_close(loss, expected, rtol=tolerance, atol=tolerance)
-    found = shards.gradients()
-    for name, parameter in model.named_parameters():
-        scale = parameter.grad.abs().max().clamp(min=1e-3)
-        for grad in found[name]:
-            torch.testing.assert_close(grad / scale, parameter.grad / scale, rtol=tolerance, atol=tolerance)
-
-
-def loss_of(out):
-    """The loss of a result: its own, or a sum that gives every entry another gradient."""
-    out = out if isinstance(out, torch.Tensor) else out["loss"]
-    return out if out.ndim == 0 else (out * torch.arange(1, out.numel() + 1).reshape(out.shape).to(out)).sum()
 
 
 # ── transformers ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -113,14 +84,6 @@ class FusedAttention(nn.Module):
         q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
         scores = (q @ k.transpose(-1, -2) / 2).softmax(-1)
         return self.out((scores @ v).transpose(1, 2).flatten(2))
-
-
-def planned(model, *args, size=2):
-    """Return the graph and plan of a model in float64, after a comparison with one device."""
-    graph = opened(model.double(), *args)
-    plan = plan_shards(graph, size, costs=SLOW)
-    compare(graph, plan, *args)
-    return graph, plan
 
 
 def layouts(plan):

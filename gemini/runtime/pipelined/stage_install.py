@@ -28,6 +28,8 @@ def get_executor(kind: CallKind, prepared: PreparedLoss, known: Iterable[CallKin
     if kind.executor is None or not wanted <= set(kind.shares):
         kind.shares = tuple(sorted(wanted | set(kind.shares)))
         piped = kind.plan.build(kind.shares)
+        if kind.plan.program is not None and piped.folder is None:
+            kind.plan.program.note_generated(managed.name)
         kind.executor = _find_installed(kind, piped, known)
         if kind.executor is not None:
             return kind.executor
@@ -44,8 +46,7 @@ def get_executor(kind: CallKind, prepared: PreparedLoss, known: Iterable[CallKin
         executor = Executor(
             managed.pool, managed.shared_parameters, program, piped.stage_tensors.follow, kind.plan.shards
         )
-        where = f"<stages of {type(piped.model).__name__}>"
-        executor.install(piped.stages, {f"{where}/{name}": text for name, text in piped.sources.items()})
+        executor.install(piped.stages, {f"{piped.where}/{name}": text for name, text in piped.sources.items()})
         kind.executor = executor  # only now: stages that could not be sent are sent again
         _record_holdings(kind.plan, managed)
     return kind.executor
