@@ -20,6 +20,7 @@ import numpy as np
 
 from gemini.tensor_parallel.elimination import Factor, Minimum, Table, minimize
 from gemini.tensor_parallel.layouts import REPLICATE, Layout, Shard
+from gemini.tensor_parallel.memory_limited import ByteLimit, LimitedMinimum, minimize_limited
 from gemini.tensor_parallel.node_ports import NodeCall
 from gemini.tensor_parallel.strategies import Strategy
 
@@ -122,6 +123,17 @@ class LayoutProblem:
         """Return the strategy of every variable at a price of replicated bytes."""
         found = minimize(self.domains, self.factors(price))
         return replace(found, values=found.values[: len(self.variables)])
+
+    def solve_limited(self, limit: float, size: int) -> LimitedMinimum | None:
+        """Return the best strategies with at most `limit` bytes of parameters on each of `size` shards."""
+        domains, factors, bytes_of = list(self.domains), list(self.times), {}
+        for variables, ((whole, wide), (sliced, _)) in self.tensors:
+            stored = len(domains)
+            domains.append(2)
+            factors.append(((*variables, stored), np.stack([whole, sliced], axis=-1)))
+            bytes_of.update({(stored, 0): wide, (stored, 1): wide / size})
+        found = minimize_limited(domains, factors, ByteLimit(limit, bytes_of))
+        return found and replace(found, values=found.values[: len(self.variables)])
 
 
 @cache

@@ -35,6 +35,7 @@ from gemini.tensor_parallel.layouts import (
 )
 from gemini.tensor_parallel.node_ports import NodeCall, node_call, values_with_gradients, written_values
 from gemini.tensor_parallel.plan_check import check_plan
+from gemini.tensor_parallel.scope_overrides import ScopeChoices
 from gemini.tensor_parallel.shard_costs import ShardCosts
 from gemini.tensor_parallel.shard_options import ShardOptions
 from gemini.tensor_parallel.shard_plan import NodeShards, ReplicatedOp, ShardPlan, TensorShards
@@ -81,6 +82,9 @@ class _Planner:
         self.started = time.perf_counter()
         self.grads = values_with_gradients(graph)
         self.calls = [node_call(graph, node, self.grads) for node in graph.nodes]
+        self.choices = ScopeChoices(graph, options)
+        for call in self.calls:
+            self.choices.add(call)
         self.tensors = _tensors(graph.bound_model())
         self.by_name = {name: one for one in self.tensors for name in one.names}
         self.space = StrategySpace(size, (size,), _groups(self.calls))
@@ -112,7 +116,9 @@ class _Planner:
             if key not in known:
                 known[key] = node_strategies(call, self.space)
             found = known[key]
-            variable = Variable(nodes, call, list(found.found), self.costs.work_ms(call), found.refusal)
+            admitted = self.choices.admitted(call, found.found)
+            refusal = found.refusal or ("" if len(admitted) > 2 else "the options leave it whole")
+            variable = Variable(nodes, call, admitted, self.costs.work_ms(call), refusal)
             self.of.update(dict.fromkeys(nodes, len(self.variables)))
             self.variables.append(variable)
 
@@ -122,7 +128,8 @@ class _Planner:
             alike: dict[object, list[int]] = defaultdict(list)
             for node in nodes:
                 if not self.calls[node].node.is_source:
-                    alike[_signature(self.calls[node])].append(node)
+                    call = self.calls[node]
+                    alike[_signature(call), self.choices.choice(call)].append(node)
             yield from alike.items()
 
     # ── problem ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -207,19 +214,46 @@ class _Planner:
 
     # ── solution ───────────────────────────────────────────────────────────────────────────────────────────────────
     def _solve(self, problem: LayoutProblem) -> list[Strategy]:
-        """Return the strategies at the lowest price of replicated bytes that reaches the share, or the best share."""
+        """Return the strategies at the lowest price of replicated bytes that meets the options, or the best ones."""
         best: tuple[float, list[Strategy]] = (-1.0, [])
         byte_ms = 1e-6 / self.costs.link_gb * (self.size - 1) / self.size
         for price in _PRICES:
             found = problem.solve(price * byte_ms)
-            chosen = [one.strategies[at] for one, at in zip(self.variables, found.values, strict=True)]
+            chosen = self._strategies_at(found.values)
             share = self._share(chosen)
             self.exact &= found.exact
             if share > best[0] + 1e-9:
                 best = share, chosen
             if share >= self.options.share or self.size == 1:
                 break
-        return best[1]
+        return self._within_limit(problem, best[1])
+
+    def _within_limit(self, problem: LayoutProblem, chosen: list[Strategy]) -> list[Strategy]:
+        """Return strategies within the memory limit: these, or those that CP-SAT finds."""
+        limit = self.options.memory_mb
+        if limit is None or self._state_mb(chosen) <= limit:
+            return chosen
+        fixed = sum(one.bytes for one in self.tensors if not one.tensor.requires_grad)
+        found = problem.solve_limited((limit * 1e6 - fixed) / self.options.copies, self.size)
+        if found is not None and self._state_mb(self._strategies_at(found.values)) <= limit:
+            self.exact = found.proven
+            return self._strategies_at(found.values)
+        least = self._state_mb(self._strategies_at(problem.solve(_PRICES[-1] * 1e3).values))
+        raise ShardingError(
+            f"weights, gradients and optimizer of {self.graph.model_name} take {least:.4g} MB on each of {self.size} "
+            f"shards at least, the limit is {limit:.4g} MB\n    → raise the limit, or take more shards"
+        )
+
+    def _strategies_at(self, values: list[int]) -> list[Strategy]:
+        return [one.strategies[at] for one, at in zip(self.variables, values, strict=False)]
+
+    def _state_mb(self, chosen: list[Strategy]) -> float:
+        """Return the MB that the largest shard holds of weights, gradients and optimizer."""
+        total = 0.0
+        for one in self.tensors:
+            shards = TensorShards(one.names, self._stored(one, chosen), tuple(one.tensor.shape), one.bytes)
+            total += shards.shard_bytes(self.size) * (self.options.copies if one.tensor.requires_grad else 1.0)
+        return total * 1e-6
 
     def _share(self, chosen: list[Strategy]) -> float:
         whole = cut = 0

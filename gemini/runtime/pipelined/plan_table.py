@@ -17,6 +17,7 @@ from gemini.ir.call_binding import ModelCall, bind
 from gemini.ir.encode import UnsupportedValueError
 from gemini.planner.config_planner import Planner
 from gemini.planner.step_plan import UnplannableError
+from gemini.planner.step_planner import ONE_MICRO_BATCH
 from gemini.runtime.call_outcome import FallbackReason, describe_failure, describe_planning_error
 from gemini.runtime.deferred import OutputSpec
 from gemini.runtime.deferred.hazard_mode import run_random_calls
@@ -258,7 +259,10 @@ class PlanTable:
         else:
             if not self.journal.plan:
                 self._report(plan)
-            if plan.single_micro_batch_reason:
+            if plan.unsharded_reason:
+                text = f"{self.managed.name} runs in undivided stages: {plan.unsharded_reason}"
+                self.managed.record.say(text, once=plan.unsharded_reason)
+            if plan.single_micro_batch_reason and plan.single_micro_batch_reason != ONE_MICRO_BATCH:
                 text = f"{self.managed.name} runs a batch as a single micro-batch: {plan.single_micro_batch_reason}"
                 self.managed.record.say(text, once=plan.single_micro_batch_reason)
             self._log_plan(plan, f"planned in {time.perf_counter() - began:.1f} s")
