@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-MODEL = '''
+MODEL = """
 import tensorflow as tf
 
 def layer_norm(x):
@@ -20,7 +20,7 @@ def encode(ids, vocabulary, width):
     hidden = tf.nn.embedding_lookup(table, ids)
     hidden = tf.layers.dense(hidden, width, activation=tf.tanh, name="dense")
     return layer_norm(tf.reduce_sum(hidden, axis=1, keep_dims=False))
-'''
+"""
 TRAIN = '''
 """Trains a classifier in the manner of BERT-era scripts."""
 from __future__ import print_function
@@ -89,7 +89,7 @@ if __name__ == "__main__":
     flags.mark_flag_as_required("output_dir")
     tf.app.run()
 '''
-SESSION = '''
+SESSION = """
 import sys
 import numpy as np, tensorflow as tf
 x, y = tf.placeholder(tf.float32, [None, 4]), tf.placeholder(tf.float32, [None, 1])
@@ -104,7 +104,7 @@ with tf.Session() as session:
     for _ in range(3):
         print("loss %.6f" % session.run([loss, train], {x: data.rand(8, 4), y: data.rand(8, 1)})[0])
 print("torch" in sys.modules)
-'''
+"""
 
 
 @pytest.fixture
