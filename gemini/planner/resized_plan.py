@@ -124,6 +124,8 @@ def _may_resize(plan: StepPlan) -> bool:
         and plan.tail is None
         and plan.branches is None
         and plan.resized_from is None
+        and plan.shards is None
+        and plan.program is None
         and not plan.graph.rolled
         and not plan.uses_host_rng
         and plan.graph.validity is not None

@@ -14,6 +14,9 @@ from typing import Any
 
 from gemini.config.gemini_config import GeminiConfig
 from gemini.errors import ConfigError, Fault
+from gemini.log import log_line
+from gemini.tensorflow.tapes import TapeEngine
+from gemini.tensorflow.traced_functions import install_functions, uninstall_functions
 from gemini.tensorflow.twin_report import TwinReport
 
 _installed: list[GeminiConfig] = []
@@ -23,11 +26,13 @@ _reports: list[TwinReport] = []
 def install(config: GeminiConfig) -> None:
     """Patch `tf.gradients` and the sessions of this process; a second call replaces the configuration."""
     _installed[:] = [config]
+    install_functions(TapeEngine(config, split_gradients, record))
 
 
 def uninstall() -> None:
     """Undo `install`; sessions that run twins keep them until they are closed."""
     _installed.clear()
+    uninstall_functions()
 
 
 def is_installed() -> bool:
@@ -38,6 +43,14 @@ def is_installed() -> bool:
 def reports() -> tuple[TwinReport, ...]:
     """Return what was done so far, one report per kind of step."""
     return tuple(_reports)
+
+
+def record(report: TwinReport) -> None:
+    """Keep a report, and print its line once."""
+    is_new = all(report.line != one.line for one in _reports)
+    _reports.append(report)
+    if is_new and _installed and not _installed[0].quiet:
+        log_line(f"gemini: {report.line}")
 
 
 def compile_function(model: Callable[..., Any], config: GeminiConfig) -> Callable[..., Any]:

@@ -17,7 +17,7 @@ def made() -> FreeSizes:
 
 
 @pytest.mark.parametrize(
-    "first, second, third",
+    ("first", "second", "third"),
     [
         ((7, 7), (7, 7), (7, 7)),
         ((64, 256), (48, 256), (56, 256)),

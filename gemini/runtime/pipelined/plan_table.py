@@ -12,11 +12,12 @@ from torch import nn
 
 from gemini.capture.module_hooks import without_hooks
 from gemini.errors import GeminiError, ScheduleError
-from gemini.guards.model_version import ModelContents
+from gemini.guards.model_version import ModelContents, read_contents
 from gemini.ir.call_binding import ModelCall, bind
 from gemini.ir.encode import UnsupportedValueError
 from gemini.planner.config_planner import Planner
 from gemini.planner.step_plan import UnplannableError
+from gemini.planner.step_planner import ONE_MICRO_BATCH
 from gemini.runtime.call_outcome import FallbackReason, describe_failure, describe_planning_error
 from gemini.runtime.deferred import OutputSpec
 from gemini.runtime.deferred.hazard_mode import run_random_calls
@@ -38,6 +39,7 @@ from gemini.snapshot.attribute_values import ContentsSnapshot
 from gemini.snapshot.rng_snapshot import preserve_rng_state
 
 if TYPE_CHECKING:
+    from gemini.pipe.piped_model import Piped
     from gemini.planner.step_plan import StepPlan
     from gemini.runtime.eager.placed_model import PlacedModel
     from gemini.runtime.pipelined.step_request import ExecutedStep
@@ -63,6 +65,7 @@ class PlanTable:
     ) -> None:
         self.managed, self.planner, self.journal, self.attributes = managed, planner, journal, attributes
         self.kinds: dict[Any, list[CallKind]] = {}
+        self.has_edits = False  # stages of a compiled program were edited: they replace the model in this process too
         self.former: list[StepPlan] = []  # for former states of the model
         self.reported: StepPlan | None = None  # the one in the journal
         self.planning_ms = 0.0  # of all plans together
@@ -122,6 +125,14 @@ class PlanTable:
             found.remove(resized[0])
         found.append(kind)
         return kind
+
+    def find_edited_stages(self, model: nn.Module, args: Any, kwargs: Any) -> Piped | None:
+        """Return the stages of a compiled program that replace a model in its first call: those that were edited."""
+        if not self.has_edits:
+            return None
+        kind, _ = self.find(model, read_contents(model, None), ModelCall(args, kwargs))
+        edited = kind.plan and kind.plan.edited_stages()
+        return edited[0] if edited else None
 
     def _find_planning_limit(self, key: Any) -> str:
         """Return why calls that differ from others in plain values only are not planned any more; '' where they are."""
@@ -277,12 +288,17 @@ class PlanTable:
         except (UnplannableError, GeminiError) as error:
             reason = describe_planning_error(error)
         except Exception as error:
+            if self.has_edits:  # most likely an error of the edited code
+                raise
             self._planning_error = error  # if the call itself fails too, it is an error of user code
             return CallKind(None, f"{_FAILED}{describe_failure(error)}", shapes)
         else:
             if not self.journal.plan:
                 self._report(plan)
-            if plan.single_micro_batch_reason:
+            if plan.unsharded_reason:
+                text = f"{self.managed.name} runs in undivided stages: {plan.unsharded_reason}"
+                self.managed.record.say(text, once=plan.unsharded_reason)
+            if plan.single_micro_batch_reason and plan.single_micro_batch_reason != ONE_MICRO_BATCH:
                 text = f"{self.managed.name} runs a batch as a single micro-batch: {plan.single_micro_batch_reason}"
                 self.managed.record.say(text, once=plan.single_micro_batch_reason)
             self._log_plan(plan, f"planned in {time.perf_counter() - began:.1f} s")

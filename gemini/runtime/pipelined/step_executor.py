@@ -17,7 +17,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import astuple
 from functools import partial
 from operator import attrgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -34,6 +34,7 @@ from gemini.runtime.memory.shared_parameters import SharedParameters
 from gemini.runtime.pipelined.broadcast import Broadcast
 from gemini.runtime.pipelined.gradient_layout import GradientLayout, GradientOrder, sum_parts
 from gemini.runtime.pipelined.peer_mesh import connect
+from gemini.runtime.pipelined.shard_groups import dissolve_groups, find_groups, join_groups, sharded_stages
 from gemini.runtime.pipelined.step_request import (
     ExecutedStep,
     ModelStateLike,
@@ -64,6 +65,9 @@ from gemini.runtime.transport.code_dependencies import collect_user_objects
 from gemini.runtime.transport.module_pickling import strip_uncalled_hooks
 from gemini.step.lower_program import Lowered, lower
 from gemini.step.worker_program import Loss, StepProgram
+
+if TYPE_CHECKING:
+    from gemini.tensor_parallel.shard_plan import ShardPlan
 
 _TRAINING, _TRAINED = attrgetter("training"), attrgetter("requires_grad")
 # Freed programs, sent to workers with the next one: objects are finalized in any thread.
@@ -103,14 +107,16 @@ class Executor:
         shared_parameters: SharedParameters,
         program: StepProgram,
         follow: Callable[[], None] | None = None,
+        shard_plan: ShardPlan | None = None,
     ) -> None:
-        """`follow` updates the stages to the present contents of their model."""
+        """`follow` updates the stages to the present contents of their model; a shard plan tells how they divide."""
         if program.nworkers > len(pool.workers):
             raise InvalidPlanError(
                 f"a plan for {program.nworkers} workers, the pool has {len(pool.workers)}\n"
                 "    → start as many workers, or make a plan for those there are"
             )
         self.pool, self.shared_parameters, self.program, self._follow = pool, shared_parameters, program, follow
+        self.shard_plan, self._groups = shard_plan, find_groups(program)
         self.workers = pool.workers[: program.nworkers]
         self._broadcast = Broadcast(self.workers)
         self.number = next(_numbers)
@@ -156,6 +162,7 @@ class Executor:
             program = self.program
             expect_done(worker, Stages(
                 worker.next_number(), self.number, modules, program.interfaces, program.recompute, program.once,
+                worker.index, sharded_stages(program, worker, stages, self.shard_plan),
             ), "install stages")  # fmt: skip
         held = {id(parameter): parameter for stage in stages for parameter in stage.parameters()}
         for worker in self.workers:
@@ -238,14 +245,19 @@ class Executor:
             self._check_frozen()
         is_known = self._refresh_stages(request.state)
         kind, step = self._kind(request.loss, request.rng_patterns), next(_numbers)
+        join_groups(self.pool, self._groups)
         region = _encode_region(request.region)
         requests = {worker: self._request(worker, request, kind, step, region, is_known) for worker in self.workers}
         self._announce_gradients(kind[0], request)
-        replies = self._broadcast.ask(
-            requests, "run a step", lambda reply: not isinstance(reply, Stepped),
-            lambda number: AbortStep(number, step), request.timeout,
-        )  # fmt: skip
-        self._check(replies)
+        try:
+            replies = self._broadcast.ask(
+                requests, "run a step", lambda reply: not isinstance(reply, Stepped),
+                lambda number: AbortStep(number, step), request.timeout,
+            )  # fmt: skip
+            self._check(replies)
+        except BaseException:
+            dissolve_groups(self.pool)
+            raise
         # In the order of the workers, not of their replies: sums over workers are deterministic.
         return self._result({worker: replies[worker] for worker in self.workers}, request, kind[0], step)
 
@@ -402,7 +414,7 @@ class Executor:
             stages = {loss_stage}
         else:
             stages = {e.stage for e in self.program.interfaces for port in e.outputs if port.name == name}
-        return sorted({place for (stage, _), place in self.program.where.items() if stage in stages})
+        return sorted({places[0] for (stage, _), places in self.program.where.items() if stage in stages})
 
 
 @functools.lru_cache(maxsize=256)
