@@ -427,7 +427,7 @@ class StepRunner:
 
     def _report_nothing(self) -> Stepped:
         """Return the reply of a shard whose results the first shard of its group reports."""
-        drawing = self.program.drawing
+        drawing = self.plan.drawing
         for parameter in self.program.parameters:
             parameter.grad = None
         self.gradients.discard()
