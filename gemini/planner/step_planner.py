@@ -37,6 +37,7 @@ from gemini.planner.planning_time import CallCount, check_planning_time
 from gemini.planner.preconditions import check_graph_attributes, check_model
 from gemini.planner.replan import apply_measured_times
 from gemini.planner.rng_analysis import check_host_rng, record_stage_rng
+from gemini.planner.shard_stages import divide_stages
 from gemini.planner.single_microbatch import capture_whole_batch, find_whole_batch_branches, record_whole_batch_rng
 from gemini.planner.step_plan import CoupledSamplesError, StepPlan, UnplannableError
 from gemini.planner.tail_plan import TailNodes, build_tail, check_stage_backward, couples_late, find_tail_nodes
@@ -44,6 +45,7 @@ from gemini.planner.user_schedules import check_backward_blocks
 from gemini.profiling.profile_result import Profile
 from gemini.quiet_warnings import mute_warnings
 
+ONE_MICRO_BATCH = "one micro-batch was requested"
 _MIN_MS = 1e-6
 _MIN_GAIN = 0.05  # of a step: a new plan replaces a running one only if it is shorter by this
 
@@ -62,6 +64,8 @@ def _plan(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], reque
         batch = find_batch_dims(model, args, kwargs)
     check_planning_time(model, calls.per_run, request)
     reason = request.single_micro_batch_reason
+    if not reason and request.micro_batches == 1:
+        reason = ONE_MICRO_BATCH
     if not reason:
         try:
             return _plan_micro_batches(model, args, kwargs, batch, request)
@@ -170,6 +174,7 @@ def _adapt_plan(earlier: StepPlan, ratio: float, micro_batch: MicroBatch, batch:
         branches=None,
         captured_parts=micro_batch.parts,
         measured=None,
+        shards=None,
         _built={},
     )
 
@@ -240,6 +245,7 @@ def _replan(plan: StepPlan, args: tuple[Any, ...], kwargs: dict[str, Any], reque
         rng_patterns=(),
         buffers_written_once=(),
         is_cached=False,
+        shards=None,
         _built={},
     )
     return _add_side_effects(replanned, args, kwargs, request)
@@ -250,15 +256,15 @@ def _add_side_effects(plan: StepPlan, args: tuple[Any, ...], kwargs: dict[str, A
     plan = replace(plan, buffers_written_once=find_written_buffers(plan))
     if plan.recompute and plan.writes_buffers:
         raise UnplannableError("it fits into the workers only with recomputed activations, and it writes buffers")
-    if request.rng == "fast" and not random_guards(plan.graph):
+    if request.rng == "fast" and request.shards == 1 and not random_guards(plan.graph):
         return plan
     piped = plan.build()
     if plan.single_micro_batch_reason:
-        patterns = record_whole_batch_rng(piped, args, kwargs)
-        return replace(plan, rng_patterns=patterns, branches=find_whole_batch_branches(piped, args, kwargs))
-    patterns, branches = record_stage_rng(piped, args, kwargs, plan.batch)
-    patterns = patterns if plan.tail is None else plan.tail.unslice_patterns(patterns)
-    return replace(plan, rng_patterns=patterns, branches=branches)
+        patterns, branches = record_whole_batch_rng(piped, args, kwargs), find_whole_batch_branches(piped, args, kwargs)
+    else:
+        patterns, branches = record_stage_rng(piped, args, kwargs, plan.batch)
+        patterns = patterns if plan.tail is None else plan.tail.unslice_patterns(patterns)
+    return divide_stages(replace(plan, rng_patterns=patterns, branches=branches), args, kwargs, request)
 
 
 # ── profile ────────────────────────────────────────────────────────────────────────────────────────────────────────
