@@ -57,23 +57,26 @@ def _forward_first(plan: SchedPlan, schedule: StageSchedule) -> Orders:
 
 
 def _split_backward(graph: Any, blocks: dict[str, Block]) -> None:
-    """Make two blocks of every backward block: what earlier stages or the inputs need, and gradients of weights."""
+    """Make two blocks of every backward block: what earlier stages need, and gradients of weights."""
     by_block: dict[Block, set[str]] = defaultdict(set)
     for name, block in blocks.items():
         if block[0] == "B":
             by_block[block].add(name)
+    backward = {name for names in by_block.values() for name in names}
     for (_, piece, stage), names in by_block.items():
         needed = [
-            name for name in names
-            if any(blocks.get(reader.name, ("",))[0] == "B" and reader.name not in names
-                   for tensor in graph.get_operation_by_name(name).outputs for reader in tensor.consumers())
-        ]  # fmt: skip
+            name
+            for name in names
+            for tensor in graph.get_operation_by_name(name).outputs
+            if any(reader.name in backward and reader.name not in names for reader in tensor.consumers())
+        ]
         inner: set[str] = set()
         while needed:
             name = needed.pop()
             if name in names and name not in inner:
                 inner.add(name)
-                needed += [tensor.op.name for tensor in graph.get_operation_by_name(name).inputs]
+                op = graph.get_operation_by_name(name)
+                needed += [one.name for one in (*(tensor.op for tensor in op.inputs), *op.control_inputs)]
         for name in names:
             blocks[name] = ("I" if name in inner else "W", piece, stage)
 

@@ -21,7 +21,9 @@ _TINY = 1e-30
 class Runner(Protocol):
     """Runs tensors of the mirror by name."""
 
-    def _run(self, names: list[str], ops: tuple[str, ...], fed: Mapping[str, Any]) -> list[Any]: ...
+    def run_names(self, names: list[str], ops: tuple[str, ...], fed: Mapping[str, Any]) -> list[Any]:
+        """Return their values."""
+        ...
 
 
 def compare_steps(runner: Runner, twin: TwinGraph, fed: Mapping[str, Any]) -> tuple[dict[str, Any], Comparison]:
@@ -33,16 +35,14 @@ def compare_steps(runner: Runner, twin: TwinGraph, fed: Mapping[str, Any]) -> tu
     new, _ = twin.resolve([tensor for note in notes for tensor in (*note.losses, *note.tensors)], [])
     random = twin.pieces.random
     names = list(dict.fromkeys([*old, *new, *random]))
-    found = dict(zip(names, runner._run(names, (), fed), strict=True))
+    found = dict(zip(names, runner.run_names(names, (), fed), strict=True))
     pairs = {name: (found[name], found[other]) for name, other in zip(old, new, strict=True)}
     one, other = (float(np.sum([np.sum(pairs[name][at], dtype=float) for name in losses])) for at in (0, 1))
     error, worst = _gradient_error(notes, pairs)
     return {name: found[name] for name in random}, Comparison(one, other, error, worst)
 
 
-def _gradient_error(
-    notes: tuple[GradientNote, ...], pairs: Mapping[str, tuple[Any, Any]]
-) -> tuple[float, str]:
+def _gradient_error(notes: tuple[GradientNote, ...], pairs: Mapping[str, tuple[Any, Any]]) -> tuple[float, str]:
     """Return the largest error relative to the largest entry of its gradient, and the variable it belongs to.
 
     A gradient that is zero but for rounding is measured by the largest entry of all.

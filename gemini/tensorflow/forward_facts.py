@@ -117,7 +117,9 @@ def _graph_def(tf: Any, nodes: list[Any], library: Any) -> Any:
     return part
 
 
-def _fold(tf: Any, ops: list[Any], nodes: list[Any], shape_of: Mapping[str, Shape | None], library: Any) -> dict[str, Any]:
+def _fold(
+    tf: Any, ops: list[Any], nodes: list[Any], shape_of: Mapping[str, Shape | None], library: Any
+) -> dict[str, Any]:
     """Return the values of tensors that depend on shapes and constants alone."""
     from tensorflow.python.framework.tensor_util import MakeNdarray
 

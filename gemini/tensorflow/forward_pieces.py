@@ -105,7 +105,9 @@ class ForwardPieces:
             chain = [whole]
             dtype, device = self.facts.type_of[name], self._place.get(name, "")
             for _ in range(self.plan.count - 1):
-                chain.append(self._writer.add("Identity", self._writer.fresh("Read"), [chain[-1]], device, T_type=dtype))
+                chain.append(
+                    self._writer.add("Identity", self._writer.fresh("Read"), [chain[-1]], device, T_type=dtype)
+                )
             self._read[name] = chain[::-1]
         return self._read[name]
 
@@ -133,9 +135,7 @@ class ForwardPieces:
             value = self.facts.value_of[name].reshape(self._grouped(shape, layout, sum(sizes)))
             cuts = np.split(value, np.cumsum(sizes)[:-1], layout.dim + 1)
             shapes = [local_shape(layout, shape, size) for size in self.plan.sizes]
-            return [
-                self._writer.constant(one.reshape(own), device) for one, own in zip(cuts, shapes, strict=True)
-            ]
+            return [self._writer.constant(one.reshape(own), device) for one, own in zip(cuts, shapes, strict=True)]
         whole = self.whole(name)
         if layout.outer == 1:
             return self._writer.split(whole, sizes, layout.dim, dtype, device)
@@ -191,9 +191,13 @@ class ForwardPieces:
     def _sized(self, node: Any, op: ForwardOp, shape: Any, prefix: str, device: str) -> str:
         key = {"Reshape": "Tshape", "Slice": "Index", "BroadcastTo": "Tidx"}.get(op.type)
         is_long = key is not None and node.attr[key].type == 9  # DT_INT64
-        return self._writer.constant(shape.astype(np.int64 if is_long else np.int32), device, f"{prefix}{op.name}/shape")
+        return self._writer.constant(
+            shape.astype(np.int64 if is_long else np.int32), device, f"{prefix}{op.name}/shape"
+        )
 
-    def _local_rows(self, op: ForwardOp, way: Way, index: str, piece: int, prefix: str, device: str) -> str:
+    def _local_rows(  # noqa: PLR0917
+        self, op: ForwardOp, way: Way, index: str, piece: int, prefix: str, device: str
+    ) -> str:
         """Subtract the first row of the piece."""
         table = way.inputs[0]
         dtype = self.facts.type_of[op.inputs[way.row_input or 0]]

@@ -62,7 +62,7 @@ def _arguments(compute: Callable[..., Any], more: tuple[Any, ...], named: dict[s
     from inspect import signature
 
     names = list(signature(compute).parameters)[2:]
-    kept = ("grad_ys", "stop_gradients", "unconnected_gradients", "aggregation_method", "gate_gradients")
+    kept = ("grad_ys", "stop_gradients", "unconnected_gradients")
     given = dict(zip(names, more)) | named
     return {name: value for name, value in given.items() if name in kept and value is not None}
 

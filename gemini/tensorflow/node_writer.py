@@ -6,7 +6,7 @@ that the graph has already.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -48,10 +48,8 @@ class NodeWriter:
                 node.attr[key].i = value
         return name + ":0"
 
-    def copy(
-        self, node: Any, name: str, inputs: Sequence[str], device: str, kind: str = "", attributes: Mapping[str, Any] | None = None
-    ) -> None:  # fmt: skip
-        """Write a copy of a node with other inputs."""
+    def copy(self, node: Any, name: str, inputs: Sequence[str], device: str, kind: str = "") -> None:
+        """Write a copy of a node with other inputs, as an op of another `kind` if one is given."""
         made = self._definition.node.add()
         made.CopyFrom(node)
         made.name, made.device = name, device
@@ -60,8 +58,6 @@ class NodeWriter:
         made.input.extend(map(_short, inputs))
         for key in _DROPPED:
             made.attr.pop(key, None)
-        for key, value in (attributes or {}).items():
-            made.attr[key].CopyFrom(value)
 
     def constant(self, value: Any, device: str, name: str = "") -> str:
         """Write a constant."""

@@ -32,7 +32,10 @@ def patch(make_twin: Callable[[Any], Any]) -> None:
 
     _replace(gradients_util, "_GradientsHelper", noting(gradients_util._GradientsHelper))
     _patch_sessions(BaseSession, make_twin)
-    for module, name in ((resource_variables_toggle, "resource_variables"), (control_flow_v2_toggles, "control_flow_v2")):
+    for module, name in (
+        (resource_variables_toggle, "resource_variables"),
+        (control_flow_v2_toggles, "control_flow_v2"),
+    ):
         getattr(module, f"enable_{name}")()
         _replace(module, f"disable_{name}", lambda: None)
 
@@ -65,7 +68,9 @@ def _patch_sessions(kind: Any, make_twin: Callable[[Any], Any]) -> None:
         return found or None
 
     @wraps(run)
-    def do_run(self: Any, handle: Any, targets: Any, fetches: Any, feeds: Any, options: Any, metadata: Any) -> Any:
+    def do_run(  # noqa: PLR0917
+        self: Any, handle: Any, targets: Any, fetches: Any, feeds: Any, options: Any, metadata: Any
+    ) -> Any:
         twin = twin_of(self)
         if twin is None:
             return run(self, handle, targets, fetches, feeds, options, metadata)

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -84,7 +83,7 @@ def plan_split(facts: ForwardFacts, sources: Mapping[str, BatchSource], micro_ba
     for op in facts:
         given = [layouts[name] for name in op.inputs]
         is_divided = not all(isinstance(layout, Replicate) for layout in given)
-        way = _choose_way(op, given, size, makers, layouts, facts) if is_divided else whole_way(op)
+        way = _choose_way(op, given, size, makers, layouts) if is_divided else whole_way(op)
         _check_effects(op, is_divided)
         if way.is_whole and is_divided:
             joined.append(op.name)
@@ -105,14 +104,13 @@ def _check_effects(op: ForwardOp, is_divided: bool) -> None:
 
 
 def _choose_way(
-    op: ForwardOp, given: list[Layout], units: int, makers: Mapping[str, ForwardOp], layouts: Mapping[str, Layout],
-    facts: ForwardFacts,
+    op: ForwardOp, given: list[Layout], units: int, makers: Mapping[str, ForwardOp], layouts: Mapping[str, Layout]
 ) -> Way:  # fmt: skip
     rule = RULES.get(op.type)
     way = rule(op, given, units) if rule is not None else None
     if way is None:
         return whole_way(op)
-    if way.row_input is not None and not _counts_rows(op, way, units, makers, layouts, facts):
+    if way.row_input is not None and not _counts_rows(op, way, units, makers, layouts):
         return whole_way(op)
     shapes = zip((*way.inputs, *way.outputs), (*op.in_shapes, *op.out_shapes), strict=True)
     return way if all(_fits(layout, shape, units) for layout, shape in shapes) else whole_way(op)
@@ -122,16 +120,11 @@ def _fits(layout: Layout, shape: Shape | None, units: int) -> bool:
     """Whether a tensor of this shape has the layout."""
     if not isinstance(layout, Shard):
         return True
-    return (
-        shape is not None
-        and layout.dim < len(shape)
-        and shape[layout.dim] == layout.outer * units * layout.factor
-    )
+    return shape is not None and layout.dim < len(shape) and shape[layout.dim] == layout.outer * units * layout.factor
 
 
 def _counts_rows(
-    op: ForwardOp, way: Way, units: int, makers: Mapping[str, ForwardOp], layouts: Mapping[str, Layout],
-    facts: ForwardFacts,
+    op: ForwardOp, way: Way, units: int, makers: Mapping[str, ForwardOp], layouts: Mapping[str, Layout]
 ) -> bool:  # fmt: skip
     """Whether the indices of a sample start at the first of its rows: they add `sample × rows per sample`.
 
@@ -152,5 +145,3 @@ def _counts_rows(
     expected = (np.arange(units) * table.factor).repeat(layout.factor).reshape(sizes)
     known = [value for value in maker.values if value is not None]
     return any(np.array_equal(np.broadcast_to(value, shape), np.broadcast_to(expected, shape)) for value in known)
-
-

@@ -8,7 +8,6 @@ work on it, and what depends on variables alone with these.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gemini.errors import PartitionError
@@ -90,9 +89,7 @@ def _solve(facts: ForwardFacts, groups: list[list[ForwardOp]], request: CutReque
     edges = [Edge(group_of[name], reader, at) for at, name in enumerate(order) for reader in sorted(readers[name])]
     workers = (Worker(memory_mb=request.memory_mb),) * request.stages
     options = Options(workers=workers, mixed=False, micro_batches=request.micro_batches, seed=request.seed)
-    problem = Problem(
-        tuple(items), tuple(edges), values, request.stages, options, sizes, frozenset(sizes)
-    )
+    problem = Problem(tuple(items), tuple(edges), values, request.stages, options, sizes, frozenset(sizes))
     found = find_partitioner(request.partitioner)(problem)
     return _in_order(list(found.stage_of))
 
@@ -119,5 +116,3 @@ def _place_others(facts: ForwardFacts, stage_of: dict[str, int]) -> None:
         if set(op.outputs) & facts.trained and not set(op.outputs) & facts.tainted:
             stored = [stage_of[makers[name]] for name in op.inputs if name in facts.trained]
             stage_of[op.name] = max(stored, default=stage_of[op.name])
-
-

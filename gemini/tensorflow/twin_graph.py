@@ -1,9 +1,9 @@
 """Twin graph: one kind of step, on micro-batches and stages, next to the mirror of the script's graph.
 
-    forward part     written once more per micro-batch and stage (`forward_pieces`)
-    backward part    TensorFlow's own gradients of that
-    the rest         clipping, optimizers, averages, summaries: copied when a step fetches them, with the new gradients
-                     in place of the old ones and whole tensors in place of those of the forward part
+forward part     written once more per micro-batch and stage (`forward_pieces`)
+backward part    TensorFlow's own gradients of that
+the rest         clipping, optimizers, averages, summaries: copied when a step fetches them, with the new gradients
+                 in place of the old ones and whole tensors in place of those of the forward part
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ class StagePlacement:
     devices: tuple[str, ...]
 
     def __call__(self, name: str) -> tuple[int, str]:
+        """Return the stage of an op and its device."""
         stage = self.stage_of.get(name, 0)
         return stage, self.devices[stage]
 
@@ -40,7 +41,7 @@ class StagePlacement:
 class TwinGraph:
     """The twin of the steps that reach some notes, for one batch shape."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0917
         self, mirror: MirrorGraph, notes: Sequence[GradientNote], facts: ForwardFacts, plan: SplitPlan,
         placement: StagePlacement, sources: frozenset[str], number: int,
     ) -> None:  # fmt: skip

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-
 _LOSS_LIMIT, _GRADIENT_LIMIT = 1e-5, 1e-3
 
 
@@ -39,7 +38,8 @@ class Comparison:
         if not self.loss_error <= _LOSS_LIMIT:
             return f"the loss of the first step was {self.twin_loss:.9g}, that of the graph {self.loss:.9g}"
         if not self.gradient_error <= _GRADIENT_LIMIT:
-            return f"the first gradient of {self.worst_gradient} differed by {self.gradient_error:.1e} of its largest entry"
+            error = f"{self.gradient_error:.1e} of its largest entry"
+            return f"the first gradient of {self.worst_gradient} differed by {error}"
         return ""
 
 

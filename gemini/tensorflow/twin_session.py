@@ -69,6 +69,7 @@ class TwinSession:
         self._steps: dict[Any, TwinStep] = {}
         self._settings = self._servers.session_settings(session._config)
         self._settings.isolate_session_state = self._servers.is_remote
+        _skip_graph_optimizer(self._settings)
         self.sync()
         self.session = tf.Session(self._servers.target, self.mirror.graph, self._settings)
         leave(self.session)
@@ -89,7 +90,7 @@ class TwinSession:
 
     def _cut(self, notes: Sequence[GradientNote]) -> dict[str, int]:
         losses = [loss for note in notes for loss in note.losses]
-        sources = {}
+        sources: dict[str, Any] = {}
         for op in forward_ops(losses, {}) or ():
             if op.type in SOURCES or op.type in ("Placeholder", "PlaceholderWithDefault"):
                 sources.update((tensor.name, _nominal_shape(tensor)) for tensor in op.outputs)
@@ -121,11 +122,13 @@ class TwinSession:
                 step = self._step(kind, fed)
                 if step.twin is not None:
                     names, ops = self._on_twin(step, targets, fetches, fed)
-            return self._run(names, ops, fed, options, metadata)
+            return self.run_names(names, ops, fed, options, metadata)
 
-    def _run(
-        self, names: Sequence[str], ops: Sequence[str], fed: Mapping[str, Any], options: Any = None, metadata: Any = None
+    def run_names(
+        self, names: Sequence[str], ops: Sequence[str], fed: Mapping[str, Any], options: Any = None,
+        metadata: Any = None,
     ) -> list[Any]:  # fmt: skip
+        """Run tensors and ops of the mirror by name; return the values of the tensors."""
         graph = self.mirror.graph
         wanted = [name for name in names if name not in fed]
         known = {name: value for name, value in fed.items() if name in names}
@@ -153,7 +156,7 @@ class TwinSession:
     def _take_data(self, kind: StepKind) -> dict[str, Any]:
         """Run the ops that consume data once, and return what they gave."""
         names = [tensor.name for tensor in kind.data]
-        return dict(zip(names, self._run(names, (), {}), strict=True)) if names else {}
+        return dict(zip(names, self.run_names(names, (), {}), strict=True)) if names else {}
 
     def _on_twin(
         self, step: TwinStep, targets: Sequence[Any], fetches: Sequence[Any], fed: dict[str, Any]
@@ -211,9 +214,7 @@ class TwinSession:
         facts, sources = self._facts(kind, fed)
         plan = plan_split(facts, sources, self._schedule.micro_batches)
         number = len(self._steps)
-        twin = TwinGraph(
-            self.mirror, kind.notes, facts, plan, self._placement, frozenset(fed), number
-        )
+        twin = TwinGraph(self.mirror, kind.notes, facts, plan, self._placement, frozenset(fed), number)
         twin.build()
         return twin
 
@@ -223,9 +224,7 @@ class TwinSession:
         if ops is None:
             raise SplitRefused("the forward part has a loop of single ops (control flow of version 1)")
         used = {tensor.name: tensor for op in ops for tensor in op.inputs if tensor.name in fed}
-        sources = {
-            name: BatchSource(np.shape(fed[name]), _declared(tensor)) for name, tensor in sorted(used.items())
-        }
+        sources = {name: BatchSource(np.shape(fed[name]), _declared(tensor)) for name, tensor in sorted(used.items())}
         shapes = {name: source.shape for name, source in sources.items()}
         return read_facts(ops, shapes, self.mirror.library), sources
 
@@ -244,6 +243,16 @@ class TwinSession:
     def close(self) -> None:
         """Close the session on the mirror."""
         self.session.close()
+
+
+def _skip_graph_optimizer(settings: Any) -> None:
+    """Turn TensorFlow's rewriting of graphs off, unless the script configures it.
+
+    It takes most of the time of the first run of every set of fetches, and finds little in ops of known shapes.
+    """
+    rewriting = settings.graph_options.rewrite_options
+    if not rewriting.ListFields():
+        rewriting.disable_meta_optimizer = True
 
 
 def _reach(ops: Sequence[Any], fed: Mapping[str, Any]) -> dict[Any, None]:

@@ -7,22 +7,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gemini.tensorflow.piece_layouts import PARTIAL, REPLICATE, Layout, Partial, Replicate, Shard
+from gemini.tensorflow.piece_layouts import PARTIAL, REPLICATE, Layout, Partial, Shard
 from gemini.tensorflow.split_way import ForwardOp, Rule, Way, along, first_shard, has_partial
 
 _LINEAR = ("Identity", "Neg", "StopGradient", "PreventGradient", "Snapshot", "DebugIdentity")
 _SUMS = ("Add", "AddV2", "Sub", "AddN")
 _PRODUCTS = ("Mul", "MulNoNan")
 _QUOTIENTS = ("RealDiv", "Div", "DivNoNan")
-_OTHERS = """
-    Abs Exp Expm1 Log Log1p Sqrt Rsqrt Square Tanh Sigmoid Relu Relu6 Elu Selu LeakyRelu Softplus Softsign Erf Erfc
-    Erfinv Ndtri Lgamma Digamma Sin Cos Tan Asin Acos Atan Sinh Cosh Asinh Acosh Atanh Floor Ceil Round Rint Sign
-    Reciprocal Inv IsNan IsInf IsFinite LogicalNot Invert ZerosLike OnesLike CheckNumerics CheckNumericsV2
-    FloorDiv Mod FloorMod TruncateDiv TruncateMod Pow Maximum Minimum SquaredDifference Greater GreaterEqual Less
-    LessEqual Equal NotEqual ApproximateEqual LogicalAnd LogicalOr Atan2 Xdivy Xlogy Xlog1py BitwiseAnd BitwiseOr
-    BitwiseXor LeftShift RightShift SelectV2 Cast ClipByValue IdentityN Bucketize
+_OTHERS_NAMES = """
+    Abs Exp Expm1 Log Log1p Sqrt Rsqrt Square Tanh Sigmoid Relu Relu6 Elu Selu LeakyRelu Softplus Softsign Erf
+    Erfc Erfinv Ndtri Lgamma Digamma Sin Cos Tan Asin Acos Atan Sinh Cosh Asinh Acosh Atanh Floor Ceil Round
+    Rint Sign Reciprocal Inv IsNan IsInf IsFinite LogicalNot Invert ZerosLike OnesLike CheckNumerics
+    CheckNumericsV2 FloorDiv Mod FloorMod TruncateDiv TruncateMod Pow Maximum Minimum SquaredDifference Greater
+    GreaterEqual Less LessEqual Equal NotEqual ApproximateEqual LogicalAnd LogicalOr Atan2 Xdivy Xlogy Xlog1py
+    BitwiseAnd BitwiseOr BitwiseXor LeftShift RightShift SelectV2 Cast ClipByValue IdentityN Bucketize
     StringToHashBucketFast StringToHashBucketStrong StringToNumber StringLower StringUpper
-""".split()
+"""
+_OTHERS = frozenset(_OTHERS_NAMES.split())
 
 
 def broadcast(op: ForwardOp, layouts: Sequence[Layout], units: int) -> Way | None:
@@ -49,8 +50,6 @@ def linear(op: ForwardOp, layouts: Sequence[Layout], units: int) -> Way | None:
     return broadcast(op, layouts, units)
 
 
-
-
 def sums(op: ForwardOp, layouts: Sequence[Layout], units: int) -> Way | None:
     """Add sums part by part."""
     if all(isinstance(layout, Partial) for layout in layouts):
@@ -61,14 +60,14 @@ def sums(op: ForwardOp, layouts: Sequence[Layout], units: int) -> Way | None:
 def products(op: ForwardOp, layouts: Sequence[Layout], units: int) -> Way | None:
     """Multiply each part of a sum by a whole factor."""
     parts = [isinstance(layout, Partial) for layout in layouts]
-    if sum(parts) == 1 and isinstance(layouts[1 - parts.index(True)], Replicate):
+    if any(parts) and not any(isinstance(layout, Shard) for layout in layouts):
         return along(layouts, parts.index(True), op, PARTIAL)
     return broadcast(op, layouts, units)
 
 
 def quotients(op: ForwardOp, layouts: Sequence[Layout], units: int) -> Way | None:
     """Divide each part of a sum by a whole divisor."""
-    if isinstance(layouts[0], Partial) and isinstance(layouts[1], Replicate):
+    if isinstance(layouts[0], Partial) and not isinstance(layouts[1], Shard):
         return Way((PARTIAL, REPLICATE), (PARTIAL,))
     return broadcast(op, layouts, units)
 

@@ -15,8 +15,11 @@ import numpy as np
 from gemini.tensorflow.piece_layouts import PARTIAL, REPLICATE, Layout, Partial, Replicate, Shard
 from gemini.tensorflow.split_way import ForwardOp, Rule, Way, along, first_shard, has_partial
 
-_IMAGES = """Conv2D Conv3D DepthwiseConv2dNative MaxPool MaxPoolV2 AvgPool MaxPool3D AvgPool3D LRN Dilation2D
-    ResizeBilinear ResizeNearestNeighbor ResizeBicubic ResizeArea AdjustContrastv2""".split()
+_IMAGES_NAMES = """
+    Conv2D Conv3D DepthwiseConv2dNative MaxPool MaxPoolV2 AvgPool MaxPool3D AvgPool3D LRN Dilation2D
+    ResizeBilinear ResizeNearestNeighbor ResizeBicubic ResizeArea AdjustContrastv2
+"""
+_IMAGES = frozenset(_IMAGES_NAMES.split())
 
 
 # ── products ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -134,7 +137,7 @@ def gather(op: ForwardOp, layouts: Sequence[Layout], units: int) -> Way | None:
         return None
     axis = int(axis)
     if batch:
-        return _batched_gather(op, layouts, batch)
+        return _batched_gather(layouts, batch)
     if isinstance(indices, Shard) and isinstance(table, Replicate):
         return along(layouts, 1, op, Shard(axis + indices.dim, indices.factor, indices.outer))
     if isinstance(table, Shard) and isinstance(indices, Replicate) and op.rank(0) is not None:
@@ -150,7 +153,7 @@ def gather(op: ForwardOp, layouts: Sequence[Layout], units: int) -> Way | None:
     return None
 
 
-def _batched_gather(op: ForwardOp, layouts: Sequence[Layout], batch: int) -> Way | None:
+def _batched_gather(layouts: Sequence[Layout], batch: int) -> Way | None:
     found = first_shard(layouts)
     if found is None or found[1].dim >= batch:
         return None

@@ -217,6 +217,17 @@ def is_all_whole(layouts: Sequence[Layout]) -> bool:
     return all(isinstance(layout, Replicate) for layout in layouts)
 
 
+_WHOLE = """
+    Where Unique UniqueV2 UniqueWithCounts Range LinSpace Fill Shape ShapeN Size Rank InvertPermutation
+    MatrixDiagV3 MatrixDiagPart MatrixDiagPartV3 MatrixSetDiag MatrixSetDiagV3 MatrixInverse Cholesky Diag
+    DiagPart DynamicPartition DynamicStitch ParallelDynamicStitch ListDiff SpaceToBatchND BatchToSpaceND
+    ScatterNd TensorScatterUpdate TensorScatterAdd UnsortedSegmentSum UnsortedSegmentMax UnsortedSegmentMean
+    SegmentSum SegmentMean SegmentMax BroadcastArgs BroadcastGradientArgs ConcatOffset StatelessWhile While
+    StatelessIf If SparseToDense Bincount DenseBincount HistogramFixedWidth ConfusionMatrix Const EnsureShape
+    TensorListReserve TensorListFromTensor TensorListStack TensorListGetItem TensorListSetItem TensorListLength
+    EmptyTensorList TensorListPushBack TensorListPopBack TensorListElementShape AsString StringJoin
+"""
+
 RULES: dict[str, Rule] = {
     **dict.fromkeys(("Reshape", "ExpandDims", "Squeeze"), reshape),
     "Transpose": transpose,
@@ -235,14 +246,7 @@ RULES: dict[str, Rule] = {
     "OneHot": one_hot,
     **dict.fromkeys(("SpaceToDepth", "DepthToSpace"), space),
     **dict.fromkeys(
-        """Where Unique UniqueV2 UniqueWithCounts Range LinSpace Fill Shape ShapeN Size Rank InvertPermutation
-        MatrixDiagV3 MatrixDiagPart MatrixDiagPartV3 MatrixSetDiag MatrixSetDiagV3 MatrixInverse Cholesky Diag DiagPart
-        DynamicPartition DynamicStitch ParallelDynamicStitch ListDiff SpaceToBatchND BatchToSpaceND ScatterNd
-        TensorScatterUpdate TensorScatterAdd UnsortedSegmentSum UnsortedSegmentMax UnsortedSegmentMean SegmentSum
-        SegmentMean SegmentMax BroadcastArgs BroadcastGradientArgs ConcatOffset StatelessWhile While StatelessIf If
-        SparseToDense Bincount DenseBincount HistogramFixedWidth ConfusionMatrix Const EnsureShape
-        TensorListReserve TensorListFromTensor TensorListStack TensorListGetItem TensorListSetItem TensorListLength
-        EmptyTensorList TensorListPushBack TensorListPopBack TensorListElementShape AsString StringJoin""".split(),
+        _WHOLE.split(),
         join_only,
     ),
 }  # fmt: skip
