@@ -61,6 +61,14 @@ def rows(
     else:
         what = "this process"
     gain = single_ms / plan.step_ms if plan.step_ms else 1.0
+    edited = plan.edited_stages()
+    program = (
+        []
+        if plan.program is None
+        else [
+            ("program", plan.program.folder.name + (f", edited: {', '.join(edited[1])}" if edited else ", as compiled"))
+        ]
+    )
     parameters = " / ".join(f"{share / total:.0%}" for share in shares)
     return [
         ("model", f"{type(model).__name__}, {_amount(count)} parameters, trained by {trained_by}"),
@@ -69,6 +77,7 @@ def rows(
         ("schedule", f"{plan.name}, {plan.micro_batches_text}, {analysis.bubble:.0%} idle"
                      + (", plan from cache" if plan.is_cached else "")),
         ("expected", f"{_ms(plan.step_ms)} per step, {gain:.2f} × {what} ({_ms(single_ms)})"),
+        *program,
         ("run folder", _near(config.run_folder)),
     ]  # fmt: skip
 

@@ -14,6 +14,9 @@ from typing import Any
 
 from gemini.config.gemini_config import GeminiConfig
 from gemini.errors import ConfigError, Fault
+from gemini.log import log_line
+from gemini.tensorflow.tapes import TapeEngine
+from gemini.tensorflow.traced_functions import install_functions, uninstall_functions
 from gemini.tensorflow.twin_report import TwinReport
 
 _installed: list[GeminiConfig] = []
@@ -27,6 +30,7 @@ def install(config: GeminiConfig) -> None:
     _installed[:] = [config]
     _reports.clear()
     patch(_make_twin)
+    install_functions(TapeEngine(config, split_gradients, record))
 
 
 def _make_twin(session: Any) -> Any:
@@ -42,7 +46,7 @@ def _make_twin(session: Any) -> Any:
         return None
     from gemini.tensorflow.twin_session import TwinSession
 
-    return TwinSession(session, _installed[0], _reports)
+    return TwinSession(session, _installed[0], record)
 
 
 def uninstall() -> None:
@@ -51,6 +55,7 @@ def uninstall() -> None:
 
     _installed.clear()
     unpatch()
+    uninstall_functions()
 
 
 def is_installed() -> bool:
@@ -61,6 +66,14 @@ def is_installed() -> bool:
 def reports() -> tuple[TwinReport, ...]:
     """Return what was done so far, one report per kind of step."""
     return tuple(_reports)
+
+
+def record(report: TwinReport) -> None:
+    """Keep a report, and print its line once."""
+    is_new = all(report.line != one.line for one in _reports)
+    _reports.append(report)
+    if is_new and _installed and not _installed[0].quiet:
+        log_line(f"gemini: {report.line}")
 
 
 def compile_function(model: Callable[..., Any], config: GeminiConfig) -> Callable[..., Any]:

@@ -11,7 +11,7 @@ The session of the script keeps its graph, its fetches and its errors; a second 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,7 +19,6 @@ import numpy as np
 
 from gemini.config.gemini_config import GeminiConfig
 from gemini.errors import GraphError
-from gemini.log import log_line
 from gemini.tensorflow.block_order import order_blocks
 from gemini.tensorflow.first_step import compare_steps
 from gemini.tensorflow.forward_facts import ForwardFacts, forward_ops, read_facts
@@ -57,10 +56,10 @@ class TwinStep:
 class TwinSession:
     """One session of the script."""
 
-    def __init__(self, session: Any, config: GeminiConfig, reports: list[TwinReport]) -> None:
+    def __init__(self, session: Any, config: GeminiConfig, record: Callable[[TwinReport], None]) -> None:
         import tensorflow.compat.v1 as tf
 
-        self._config, self._reports = config, reports
+        self._config, self._record = config, record
         self._servers: Servers = servers_for(config)
         self._schedule: StageSchedule = stage_schedule(config, len(self._servers.devices.stages))
         self.mirror = MirrorGraph(session.graph)
@@ -179,7 +178,7 @@ class TwinSession:
             if reason := comparison.fault:
                 self._refuse(step, reason)
                 return [tensor.name for tensor in fetches], [op.name for op in targets]
-            self._announce(step.report)
+            self._record(step.report)
         fed |= {name: value for name, value in sizes.items() if name not in fed}
         return names, ops
 
@@ -233,12 +232,7 @@ class TwinSession:
         step.report = replace(step.report, reason=reason)
         if self._config.strict:
             raise GraphError(f"{step.report.line}\n    → strict=False runs it on one device")
-        self._announce(step.report)
-
-    def _announce(self, report: TwinReport) -> None:
-        self._reports.append(report)
-        if not self._config.quiet:
-            log_line(f"gemini: {report.line}")
+        self._record(step.report)
 
     def close(self) -> None:
         """Close the session on the mirror."""
