@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from gemini.tensorflow.rules import elementwise_ops, layer_ops, shape_ops
+from gemini.tensorflow.rules import elementwise_ops, entry_moves, layer_ops
 from gemini.tensorflow.split_way import Rule
 
-RULES: dict[str, Rule] = {**elementwise_ops.RULES, **shape_ops.RULES, **layer_ops.RULES}
+RULES: dict[str, Rule] = {**elementwise_ops.RULES, **entry_moves.RULES, **layer_ops.RULES}
 
 _RANDOM_NAMES = """
     RandomUniform RandomStandardNormal TruncatedNormal RandomUniformInt ParameterizedTruncatedNormal RandomGamma
