@@ -73,6 +73,7 @@ class StepPlan:
     shards: ShardPlan | None = None  # how the shards of every stage divide it; None: each stage is on one worker
     unsharded_reason: str = ""  # why stages are not divided, where that was requested
     measured: MeasuredSteps | None = None  # after some steps
+    resized_from: StepPlan | None = None  # the plan for another size whose stages it runs
     program: CompiledPlans | None = None  # whose stage files replace generated text
     _built: dict[frozenset[int], Piped] = field(default_factory=dict, repr=False)
 
@@ -134,6 +135,8 @@ class StepPlan:
     def build(self, shares: Iterable[int] = ()) -> Piped:
         """Return the live stages; values at the nodes `shares` are multiplied by the weight of the micro-batch."""
         wanted = frozenset(shares)
+        if wanted not in self._built and self.resized_from is not None:
+            self._built[wanted] = self.resized_from.build(wanted).with_graph(self.graph)
         if wanted not in self._built:
             from gemini.pipe.piped_model import build_piped
             from gemini.pipe.stage_guards import CallGuard

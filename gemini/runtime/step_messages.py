@@ -57,7 +57,6 @@ class Stages(NamedTuple):
     stages: dict[int, Any]
     interfaces: tuple[Any, ...]
     recompute: frozenset[int]
-    draws: tuple[Any, ...]
     once: tuple[tuple[int, ...], ...] = ()
     place: int = 0  # of this worker
     shards: Any = None  # `ShardedStages`, where stages run on several workers
@@ -76,6 +75,7 @@ class Tasks(NamedTuple):
     loss_stage: int
     frozen: frozenset[int]
     tail: Any = None
+    draws: tuple[Any, ...] = ()  # of each stage: patterns of its random numbers
 
 
 class RetirePrograms(NamedTuple):

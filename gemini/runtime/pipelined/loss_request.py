@@ -167,6 +167,7 @@ def build_request(
         shares if kind.shares else (),
         {at: ops[place] for at, place in enumerate(prepared.ops) if place in ops},
         prepared.keep,
+        plan.rng_patterns,
     )
     return request, means
 

@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 def get_executor(kind: CallKind, prepared: PreparedLoss, known: Iterable[CallKind], managed: PlacedModel) -> Executor:
     """Return the stages in the workers, with the weights that this loss needs; `known` kinds may share theirs."""
     assert kind.plan is not None
+    if kind.origin is not None:
+        executor = get_executor(kind.origin, prepared, known, managed)
+        kind.shares = kind.origin.shares
+        return executor
     wanted = set(prepared.splitting.node_shares)
     if kind.executor is None or not wanted <= set(kind.shares):
         kind.shares = tuple(sorted(wanted | set(kind.shares)))
@@ -50,6 +54,11 @@ def get_executor(kind: CallKind, prepared: PreparedLoss, known: Iterable[CallKin
         kind.executor = executor  # only now: stages that could not be sent are sent again
         _record_holdings(kind.plan, managed)
     return kind.executor
+
+
+def _drawing(plan: StepPlan) -> list[bool]:
+    """Return which stages use random numbers; the patterns of these are sent with the steps."""
+    return [bool(patterns) for patterns in plan.rng_patterns]
 
 
 def _record_holdings(plan: StepPlan, managed: PlacedModel) -> None:
@@ -97,7 +106,7 @@ def _find_installed(kind: CallKind, piped: Piped, known: Iterable[CallKind]) -> 
         if other is kind or other.executor is None or other.plan is None or other.shares != kind.shares:
             continue
         mine, their = kind.plan, other.plan
-        same = their.schedule is mine.schedule and their.rng_patterns == mine.rng_patterns
+        same = their.schedule is mine.schedule and _drawing(their) == _drawing(mine)
         same = same and their.buffers_written_once == mine.buffers_written_once and their.tail == mine.tail
         same = same and their.recompute == mine.recompute and _divisions(their) == _divisions(mine)
         if same and other.plan.build(other.shares).sources == piped.sources:

@@ -38,6 +38,7 @@ from gemini.runtime.pipelined.shard_groups import dissolve_groups, find_groups, 
 from gemini.runtime.pipelined.step_request import (
     ExecutedStep,
     ModelStateLike,
+    Patterns,
     PerMicrobatch,
     RemoteOutput,
     RetainedOutputs,
@@ -120,7 +121,7 @@ class Executor:
         self._broadcast = Broadcast(self.workers)
         self.number = next(_numbers)
         self._lowered: dict[Hashable, tuple[int, Lowered]] = {}
-        self._last_kind: tuple[Loss | None, tuple[int, Lowered]] | None = None
+        self._last_kind: tuple[Loss | None, Any, tuple[int, Lowered]] | None = None
         self._parts: dict[int, _WorkerPart] = {}
         self._dropped: list[deque[int]] = [deque() for _ in self.workers]
         self._parameters: dict[int, nn.Parameter] = {}
@@ -160,8 +161,8 @@ class Executor:
             modules = {at: strip_uncalled_hooks(stages[at], self.program.called) for at in numbers}
             program = self.program
             expect_done(worker, Stages(
-                worker.next_number(), self.number, modules, program.interfaces, program.recompute, program.rng_patterns,
-                program.once, worker.index, sharded_stages(program, worker, stages, self.shard_plan),
+                worker.next_number(), self.number, modules, program.interfaces, program.recompute, program.once,
+                worker.index, sharded_stages(program, worker, stages, self.shard_plan),
             ), "install stages")  # fmt: skip
         held = {id(parameter): parameter for stage in stages for parameter in stage.parameters()}
         for worker in self.workers:
@@ -200,11 +201,13 @@ class Executor:
             self._known_state = state if state is not None and state.holds() and state.covers(modules) else None
         return is_known
 
-    def _kind(self, loss: Loss | None) -> tuple[int, Lowered]:
+    def _kind(self, loss: Loss | None, rng_patterns: Patterns | None) -> tuple[int, Lowered]:
         """Return the tasks of steps with such a loss, or of evaluation without one; they are sent once."""
-        if self._last_kind is not None and self._last_kind[0] is loss:  # identity
-            return self._last_kind[1]
-        key = None if loss is None else loss.signature()
+        last = self._last_kind
+        if last is not None and last[0] is loss and last[1] is rng_patterns:  # identity
+            return last[2]
+        patterns = self.program.rng_patterns if rng_patterns is None else rng_patterns
+        key = None if loss is None else loss.signature(), patterns
         if key not in self._lowered:
             program = self.program if loss is not None or not self.program.is_training else self.program.forward_only()
             lowered = lower(program, loss)
@@ -214,10 +217,10 @@ class Executor:
                 tasks = lowered.tasks[worker.index]
                 expect_done(worker, Tasks(
                     worker.next_number(), number, self.number, worker.index, tasks, lowered.readers, loss,
-                    lowered.loss_stage, lowered.frozen, lowered.tail,
+                    lowered.loss_stage, lowered.frozen, lowered.tail, patterns,
                 ), "install a plan")  # fmt: skip
             self._lowered[key] = number, lowered
-        self._last_kind = loss, self._lowered[key]
+        self._last_kind = loss, rng_patterns, self._lowered[key]
         return self._lowered[key]
 
     def _check_frozen(self) -> None:
@@ -241,7 +244,7 @@ class Executor:
         if request.loss is not None:
             self._check_frozen()
         is_known = self._refresh_stages(request.state)
-        kind, step = self._kind(request.loss), next(_numbers)
+        kind, step = self._kind(request.loss, request.rng_patterns), next(_numbers)
         join_groups(self.pool, self._groups)
         region = _encode_region(request.region)
         requests = {worker: self._request(worker, request, kind, step, region, is_known) for worker in self.workers}
@@ -385,7 +388,7 @@ class Executor:
         names = [*request.keep, *(f"#{number}" for number in (loss.keep if loss is not None else ()))]
         if not names:
             return
-        stay, loss_stage = RetainedOutputs(step, self._dropped), self._kind(loss)[1].loss_stage
+        stay, loss_stage = RetainedOutputs(step, self._dropped), self._kind(loss, request.rng_patterns)[1].loss_stage
 
         def fetch(name: str, how: tuple[Any, ...], stay: RetainedOutputs = stay) -> torch.Tensor:
             return self._fetch(stay.step, name, how, self._find_places(name, loss_stage))

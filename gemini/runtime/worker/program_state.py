@@ -27,8 +27,7 @@ class InstalledProgram:
         self.stages = {
             number: LiveStage(number, module, message.interfaces[number]) for number, module in message.stages.items()
         }
-        self.recompute, self.draws, self.once = message.recompute, message.draws, message.once
-        self.drawing = [stage for stage, patterns in enumerate(message.draws) if patterns]
+        self.recompute, self.once = message.recompute, message.once
         self.numbers = {id(tensor): number for number, tensor in tensors.items()}
         # Parameters of the whole model: the loss may use one of another worker's stages.
         self.parameters = [tensor for tensor in tensors.values() if isinstance(tensor, nn.Parameter)]
@@ -56,7 +55,8 @@ class WorkerPlan:
     def __init__(self, message: Tasks, program: InstalledProgram) -> None:
         self.program, self.place, self.tasks = program, message.place, message.tasks
         self.readers, self.loss, self.loss_stage = message.readers, message.loss, message.loss_stage
-        self.frozen, self.tail = message.frozen, message.tail
+        self.frozen, self.tail, self.draws = message.frozen, message.tail, message.draws
+        self.drawing = [stage for stage, patterns in enumerate(message.draws) if patterns]
         self.is_training = self.loss is not None
         self.stages = {number: program.stages[number] for number in sorted({task.stage for task in self.tasks})}
         parameters = [p for stage in self.stages.values() for p in stage.parameters]

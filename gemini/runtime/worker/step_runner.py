@@ -222,11 +222,11 @@ class StepRunner:
 
     # ── random numbers ─────────────────────────────────────────────────────────────────────────────────────────
     def _random_ops(self, stage: int) -> Any:
-        return self.program.draws[stage] if self.program.draws else ()
+        return self.plan.draws[stage] if self.plan.draws else ()
 
     def has_state(self, stage: int) -> bool:
         """Return whether the generator state has arrived, if a stage must wait for it."""
-        drawing = self.program.drawing
+        drawing = self.plan.drawing
         if stage not in drawing or stage == drawing[0] or stage in self.sliced_rng:
             return True
         return stage in self.mailbox.states
@@ -251,7 +251,7 @@ class StepRunner:
         return made
 
     def _send_state(self, peer: int, stage: int) -> None:
-        following = self.program.drawing[self.program.drawing.index(stage) + 1]
+        following = self.plan.drawing[self.plan.drawing.index(stage) + 1]
         if peer == self.plan.place:
             self.mailbox.states[following] = self.rng_states[stage]
         else:
@@ -414,7 +414,7 @@ class StepRunner:
         tensors += [self.inputs.join_gradients(name, self.input_gradients[name, stage]) for name, stage in given]
         operand_gradients = [(number, leaf.grad) for number, leaf in leaves if leaf.grad is not None]
         tensors += [grad for _, grad in operand_gradients]
-        drawing = self.program.drawing
+        drawing = self.plan.drawing
         gradients = [
             (numbers[id(one.parameter)], latest.get(id(one.parameter), 0), (one.device, one.header)) for one in shared
         ]
@@ -427,7 +427,7 @@ class StepRunner:
 
     def _report_nothing(self) -> Stepped:
         """Return the reply of a shard whose results the first shard of its group reports."""
-        drawing = self.program.drawing
+        drawing = self.plan.drawing
         for parameter in self.program.parameters:
             parameter.grad = None
         self.gradients.discard()
