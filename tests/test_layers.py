@@ -41,6 +41,7 @@ LAYERS = (
     ("runtime",),
     ("tensorflow",),
     ("report",),
+    ("tune",),
     ("launcher",),
     ("compiler", "managed"),
     ("cli",),

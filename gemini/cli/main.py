@@ -28,6 +28,8 @@ COMMANDS = {
     "partition": "gemini.cli.partition",
     "pipe": "gemini.cli.pipe",
     "schedule": "gemini.cli.schedule",
+    "simulate": "gemini.cli.simulate",
+    "tune": "gemini.cli.tune",
     "inspect": "gemini.cli.inspect",
     "passes": "gemini.cli.passes",
     "dump": "gemini.cli.dump",

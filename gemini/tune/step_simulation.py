@@ -39,7 +39,7 @@ class StepResult:
     memory: MemoryTable
     tokens: int  # per step
     model_flops: float
-    device_flops: float  # of one device, recomputation included
+    hardware_flops: float  # with recomputation
     peak_flops: float
     run: PipelineRun = field(repr=False, compare=False)
     stages: tuple[StageCost, ...] = field(repr=False, compare=False, default=())
@@ -62,7 +62,7 @@ class StepResult:
     @property
     def hfu(self) -> float:
         """The same with recomputation."""
-        return self.device_flops / self.seconds / self.peak_flops
+        return self.mfu * self.hardware_flops / self.model_flops if self.model_flops else 0.0
 
     @property
     def bubble(self) -> float:
@@ -126,11 +126,12 @@ def predict(
     tables = [memory_table(config, held[at], run.peaks[at], capacity) for at in range(config.pipeline)]
     worst = max(range(len(tables)), key=lambda at: tables[at].total)
     table = MemoryTable(tables[worst].rows, tables[worst].capacity, worst)
-    flops = [sum(3 * stage.flops + stage.recomputed_flops for stage in own) for own in held]
+    once = sum(3 * stage.flops for stage in stages)
+    repeated = sum(stage.recomputed_flops for stage in stages) / once if once else 0.0
+    operations = model.model_flops(config.batch)
     return StepResult(
         model.name, cluster, config, run.seconds + exposed + update, parts, table, config.batch * model.sequence,
-        model.model_flops(config.batch), config.micro_batches * sum(flops) / len(flops),
-        device.flops(config.precision), run, stages,
+        operations, operations * (1 + repeated), device.flops(config.precision), run, stages,
     )  # fmt: skip
 
 
