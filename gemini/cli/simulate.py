@@ -173,7 +173,8 @@ def list_names() -> str:
     for name in model_presets():
         model = find_transformer(name)
         lines.append(
-            f"  {name:<18}{model.parameters / 1e9:>8.1f} B, {model.layers} layers of {model.hidden}, {model.sequence} tokens"
+            f"  {name:<18}{model.parameters / 1e9:>8.1f} B, {model.layers} layers of {model.hidden}, "
+            f"{model.sequence} tokens"
         )
     lines += ["devices", "  " + ", ".join(known["devices"]), "clusters", "  " + ", ".join(known["clusters"])]
     return "\n".join(lines)

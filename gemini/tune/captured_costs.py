@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from gemini.profiling.node_costs import NodeCost
     from gemini.profiling.profile_result import Profile
 
-_MEGA = 1e6
+_MEGA = 2.0**20
 _WEIGHT_SHARE = 0.5  # of a backward, where it was not measured
 _FIXED_US = 8.0  # per node and pass on a CPU, which does not shrink with the batch
 
@@ -89,14 +89,17 @@ class CapturedCosts:
 
     def layer_kinds(self, config: ParallelConfig, device: DeviceClass) -> tuple[tuple[LayerCost, int], ...]:
         """Return the layers, equal neighbours together, with the mean time of all equal ones."""
+        del device  # times are those of the profile
         return _kinds(self, config.micro_batch, config.tensor, config.recompute)
 
     def embedding(self, config: ParallelConfig, device: DeviceClass) -> LayerCost:
         """Return what runs before the first layer."""
+        del device
         return self.cost(self.first, config.micro_batch, config.tensor, "none")
 
     def head(self, config: ParallelConfig, device: DeviceClass) -> LayerCost:
         """Return what runs after the last layer."""
+        del device
         return self.cost(self.last, config.micro_batch, config.tensor, "none")
 
     def cost(self, part: Segment, micro_batch: int, tensor: int, recompute: str) -> LayerCost:
@@ -153,7 +156,7 @@ def _mean(parts: Sequence[Segment]) -> Segment:
 
 
 # ── from a graph ─────────────────────────────────────────────────────────────────────────────────────────────────────
-def captured_costs(graph: Any, profile: Profile, samples: int) -> CapturedCosts:
+def captured_costs(graph: Any, profile: Profile, samples: int, *, on_cpu: bool = False) -> CapturedCosts:
     """Return the costs of a captured graph with its profile."""
     nodes = list(profile)
     keys = _layer_keys([node.name for node in nodes])
@@ -166,7 +169,7 @@ def captured_costs(graph: Any, profile: Profile, samples: int) -> CapturedCosts:
     names: list[str] = []
     for index in range(begin, end):
         key = keys[index] or names[-1]
-        if not names or key != names[-1] and key not in names:
+        if not names or (key != names[-1] and key not in names):
             chain.append([])
             names.append(key)
         chain[-1].append(nodes[index])
@@ -177,7 +180,7 @@ def captured_costs(graph: Any, profile: Profile, samples: int) -> CapturedCosts:
         for name, held in (("embedding", nodes[:begin]), *zip(names, chain), ("head", nodes[end:]))
     ]
     total = sum(part.parameters for part in parts)
-    fixed = _FIXED_US * 1e-6 if profile.device.startswith("cpu") else 0.0
+    fixed = _FIXED_US * 1e-6 if on_cpu else 0.0
     return CapturedCosts(profile.model, parts[0], tuple(parts[1:-1]), parts[-1], samples, total, fixed=fixed)
 
 

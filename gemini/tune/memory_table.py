@@ -1,13 +1,13 @@
 """Memory table: what holds the memory of a device, row by row.
 
-    weights        2 bytes for computation; under ZeRO-3 the shard in single precision is part of the optimizer
-    gradients      2 or 4 bytes, accumulated over micro-batches; ZeRO-2 and 3 keep a shard
-    optimizer      a copy of the weights and the state (12 bytes for Adam); a shard from ZeRO-1 on
-    activations    kept between forward and backward, for as many micro-batches as the schedule has in flight
-    working set    of one layer while it is recomputed or runs, and the logits
-    gathered       whole layers under ZeRO-3: the current one and the one prefetched, and its gradient
-    buffers        of collectives
-    margin         fragments of the allocator
+weights        2 bytes for computation; under ZeRO-3 the shard in single precision is part of the optimizer
+gradients      2 or 4 bytes, accumulated over micro-batches; ZeRO-2 and 3 keep a shard
+optimizer      a copy of the weights and the state (12 bytes for Adam); a shard from ZeRO-1 on
+activations    kept between forward and backward, for as many micro-batches as the schedule has in flight
+working set    of one layer while it is recomputed or runs, and the logits
+gathered       whole layers under ZeRO-3: the current one and the one prefetched, and its gradient
+buffers        of collectives
+margin         fragments of the allocator
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from gemini.tune.parallel_config import OPTIMIZERS, ParallelConfig
 from gemini.tune.stage_costs import StageCost
 
-MARGIN = 0.04  # of activations and working set
+MARGIN = 0.02  # of activations and working set
 _BUFFER = 2 * 40e6 * 4  # two buckets of 40 M elements, where gradients are reduced in buckets
-CONTEXT = 1.5e9  # the driver's and the communication library's own memory, outside of the allocator
+CONTEXT = 0.8e9  # the driver's and the communication library's own memory, outside of the allocator
 
 
 @dataclass(frozen=True)

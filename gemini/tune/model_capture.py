@@ -40,7 +40,7 @@ def capture_model(
     on_meta = next((one.device.type for one in model.parameters()), "cpu") == "meta"
     analytic = None if device is None or (is_local and not on_meta) else device_spec(device)
     found = profile(graph, args, kwargs or {}, analytic=analytic, progress=progress, rounds=1 if is_local else 3)
-    return captured_costs(graph, found, count_samples(graph))
+    return captured_costs(graph, found, count_samples(graph), on_cpu=is_local)
 
 
 def count_samples(graph: Any) -> int:
@@ -53,9 +53,9 @@ def count_samples(graph: Any) -> int:
         if meta.batch_dim is not None and meta.shape
     ]
     if sizes:
-        return max(1, min(sizes))
+        return max(1, int(min(sizes)))
     shapes = [meta.shape for node in graph if node.kind == "input" for meta in node.outputs.values() if meta.shape]
-    return max(1, shapes[0][0]) if shapes else 1
+    return max(1, int(shapes[0][0])) if shapes else 1
 
 
 def device_spec(device: DeviceClass) -> DeviceSpec:

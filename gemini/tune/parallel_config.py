@@ -69,11 +69,14 @@ class ParallelConfig:
             for name in _DEGREES
             if not _is_count(getattr(self, name))
         ]
-        for name, known in (("recompute", RECOMPUTE), ("kernels", KERNELS), ("attention", ATTENTION), ("optimizer", tuple(OPTIMIZERS))):
+        for name, known in (
+            ("recompute", RECOMPUTE),
+            ("kernels", KERNELS),
+            ("attention", ATTENTION),
+            ("optimizer", tuple(OPTIMIZERS)),
+        ):
             if getattr(self, name) not in known:
-                faults.append(
-                    Fault(f"unknown {name} {getattr(self, name)!r}", remedy(str(getattr(self, name)), known))
-                )
+                faults.append(Fault(f"unknown {name} {getattr(self, name)!r}", remedy(str(getattr(self, name)), known)))
         faults += self._range_faults()
         if not faults:
             faults = list(self._contradictions())
@@ -99,7 +102,9 @@ class ParallelConfig:
         faults = []
         used = self.tensor * self.context * self.pipeline
         if self.devices % used:
-            what = f"{self.devices} devices for tensor {self.tensor} × context {self.context} × pipeline {self.pipeline}"
+            what = (
+                f"{self.devices} devices for tensor {self.tensor} × context {self.context} × pipeline {self.pipeline}"
+            )
             faults.append(Fault(what, f"give a multiple of {used} devices, or other degrees"))
             return faults
         if self.batch % (self.data * self.micro_batch):
@@ -178,7 +183,9 @@ class ParallelConfig:
 def read_parallel(data: Any, source: str = "parallel configuration") -> ParallelConfig:
     """Build a configuration from plain data; all unknown and missing keys are reported at once."""
     if not isinstance(data, Mapping):
-        raise ConfigError([Fault(f"{data!r} is no parallel configuration", 'write {"devices": 8, "batch": 64}')], source)
+        raise ConfigError(
+            [Fault(f"{data!r} is no parallel configuration", 'write {"devices": 8, "batch": 64}')], source
+        )
     names = [entry.name for entry in fields(ParallelConfig)]
     faults = [Fault(f"unknown key {key!r}", remedy(str(key), names)) for key in data if key not in names]
     faults += [Fault(f"no {name}", f"give {name}") for name in ("devices", "batch") if name not in data]

@@ -1,6 +1,6 @@
 """Pipeline run: the time of all micro-batches by the real schedule, and by closed form.
 
-    closed form     1F1B, GPipe         N·t + (P − 1)·t                      t: forward and backward of the slowest stage
+    closed form     1F1B, GPipe         N·t + (P − 1)·t                      t: forward and backward of a stage
                     interleaved         N·t + (P − 1)·t / v                  v: chunks per device
                     zero bubble (H1)    N·t + (P − 1)·(F + I − W)
                     zero bubble (H2)    N·t + a fill of (P − 1)·F
@@ -24,7 +24,7 @@ from gemini.schedule.simulate import simulate
 from gemini.tune.parallel_config import ParallelConfig
 from gemini.tune.stage_costs import StageCost
 
-_MOST_BLOCKS = 24_000  # of a plan that is simulated whole
+_MOST_BLOCKS = 16_000  # of a plan that is simulated whole
 _MILLI = 1e3  # plans are in ms
 _LEAST_SPAN = 1e-9  # ms; a block needs a time above zero
 
@@ -71,11 +71,11 @@ def run_pipeline(config: ParallelConfig, stages: Sequence[StageCost], hop: float
     shape = _placement(config, stages, hop)
     blocks = len(shape)
     if count * blocks <= _MOST_BLOCKS:
-        return _run(config, stages, shape, count)
+        return _run(config, shape, count)
     # Two parts of the steady state, whole groups of micro-batches apart.
     group = config.pipeline
     first = max(2 * group, _MOST_BLOCKS // (2 * blocks) // group * group)
-    near, far = _run(config, stages, shape, first), _run(config, stages, shape, first + group)
+    near, far = _run(config, shape, first), _run(config, shape, first + group)
     more = (count - first - group) / group
     period = far.seconds - near.seconds
     busy = tuple(late + more * (late - early) for early, late in zip(near.busy, far.busy))
@@ -97,13 +97,12 @@ def _placement(config: ParallelConfig, stages: Sequence[StageCost], hop: float) 
         input_gradient=[_span(stage.input_gradient) for stage in held],
         weight_gradient=[_span(stage.weight_gradient) for stage in held],
         memory=[max(stage.activations, 1.0) for stage in held],
-        input_release=0.5 if entry.split else 0.5,
     )
     shape.links = Links(latency=hop * _MILLI)
     return shape
 
 
-def _run(config: ParallelConfig, stages: Sequence[StageCost], shape: SchedPlan, count: int) -> PipelineRun:
+def _run(config: ParallelConfig, shape: SchedPlan, count: int) -> PipelineRun:
     plan = library_on(config.plan_name, shape, count)
     ran = simulate(plan).require()
     busy = tuple(ran.makespan * (1 - idle) / _MILLI for idle in ran.idle)

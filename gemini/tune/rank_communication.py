@@ -1,10 +1,10 @@
 """Rank communication: the time of every exchange of a configuration on the links where its ranks lie.
 
-    tensor      all-reduce of a layer's output, or all-gather and reduce-scatter with sequence parallelism
-    context     keys and values around a ring, hidden behind attention
-    expert      all-to-all of the tokens before and after the experts
-    data        gradients (and parameters under ZeRO) of a stage, hidden behind backward and forward
-    pipeline    the boundary of two stages
+tensor      all-reduce of a layer's output, or all-gather and reduce-scatter with sequence parallelism
+context     keys and values around a ring, hidden behind attention
+expert      all-to-all of the tokens before and after the experts
+data        gradients (and parameters under ZeRO) of a stage, hidden behind backward and forward
+pipeline    the boundary of two stages
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class RankCommunication:
         return layer.tensor_reduces * once * (1 - self.config.tensor_overlap)
 
     def context_seconds(self, layer: LayerCost, hidden_by: float) -> float:
-        """Return the exposed time of the ring of keys and values, of which each pass hides behind a part of attention."""
+        """Return the exposed time of the ring of keys and values; each pass hides behind a part of attention."""
         ranks = self.config.context
         if ranks < 2:
             return 0.0

@@ -102,6 +102,8 @@ class StageBuilder:
         return tuple(found)
 
     def _layers_between(self, begin: int, end: int) -> list[tuple[LayerCost, int]]:
+        if len(self.kinds) == 1:
+            return [(self.kinds[0][0], end - begin)] if end > begin else []
         held, at = [], 0
         for layer, count in self.kinds:
             overlap = min(end, at + count) - max(begin, at)

@@ -1,8 +1,8 @@
 """Step pictures: parts of a step, memory of a device, timeline of the stages and the frontier of a search, as SVG.
 
-    parts      ▇▇▇▇▇▇▇▇▇▇▇ computation ▇▇ tensor ░ bubble ▇ gradients
-    memory     ▇▇ weights ▇▇▇ gradients ▇▇▇▇▇▇ activations          ┆ capacity
-    timeline   stage 0  F F F F B F B F B …
+parts      ▇▇▇▇▇▇▇▇▇▇▇ computation ▇▇ tensor ░ bubble ▇ gradients
+memory     ▇▇ weights ▇▇▇ gradients ▇▇▇▇▇▇ activations          ┆ capacity
+timeline   stage 0  F F F F B F B F B …
 """
 
 from __future__ import annotations

@@ -24,13 +24,14 @@ _JOULES_PER_KWH = 3.6e6
 def step_text(result: StepResult) -> str:
     """Return the prediction as a page of text."""
     config, memory = result.config, result.memory
+    rate = result.tokens_per_second
     unit = "samples" if result.tokens == config.batch else "tokens"
     lines = [
-        f"{result.model} on {config.devices} × {result.cluster.device.name} ({result.cluster.name})",
+        f"{result.model} on {config.devices} × {result.cluster.device_names} ({result.cluster.name})",
         f"  {config.label()}, {config.precision}",
         "",
         f"step          {duration(result.seconds)}",
-        f"throughput    {result.tokens_per_second:,.0f} {unit}/s, {result.tokens_per_second / config.devices:,.0f} per device",
+        f"throughput    {rate:,.0f} {unit}/s, {rate / config.devices:,.0f} per device",
         f"utilization   MFU {result.mfu:.1%}, HFU {result.hfu:.1%}",
         "",
         "time of the busiest device",
@@ -41,6 +42,8 @@ def step_text(result: StepResult) -> str:
         if seconds / result.seconds >= 5e-4
     ]
     where = f", stage {memory.device}" if config.pipeline > 1 else ""
+    if result.layout:
+        lines.insert(2, f"  {result.describe_layout()}")
     lines += ["", f"memory of a device{where}"]
     lines += [f"  {name:<44}{size(nbytes):>10}{nbytes / memory.capacity:>8.1%}" for name, nbytes in memory.rows]
     verdict = "fits" if memory.fits else "DOES NOT FIT"
@@ -56,7 +59,9 @@ def _cost_lines(result: StepResult) -> list[str]:
         lines.append(f"price         {result.money:.4g} per step, {result.money / tokens:,.2f} per 10⁹ tokens")
     if result.joules:
         energy = result.joules / _JOULES_PER_KWH
-        lines.append(f"energy        {energy:.4g} kWh per step, {energy / tokens:,.1f} kWh per 10⁹ tokens, at full power")
+        lines.append(
+            f"energy        {energy:.4g} kWh per step, {energy / tokens:,.1f} kWh per 10⁹ tokens, at full power"
+        )
     return ["", *lines] if lines else []
 
 
@@ -76,6 +81,8 @@ def step_json(result: StepResult) -> dict[str, Any]:
         "bubble": result.bubble,
         "memory": result.memory.to_dict(),
         "fits": result.fits,
+        "layout": list(result.layout) or None,
+        "places": list(result.places) or None,
         "money_per_step": result.money or None,
         "joules_per_step": result.joules or None,
     }

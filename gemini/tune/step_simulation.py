@@ -1,16 +1,17 @@
 """Step simulation: the time of a training step, its parts, and the memory of a device.
 
-    step  =  micro-batches by the schedule  +  exposed gradient reduction  +  optimizer
-             ├ compute, recompute                 (ZeRO ≤ 2: what exceeds the last backward)
-             ├ tensor, context, expert, data exchanges that stay visible
-             ├ pipeline transfers
-             └ bubble
+step  =  micro-batches by the schedule  +  exposed gradient reduction  +  optimizer
+         ├ compute, recompute                 (ZeRO ≤ 2: what exceeds the last backward)
+         ├ tensor, context, expert, data exchanges that stay visible
+         ├ pipeline transfers
+         └ bubble
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 
 from gemini.cluster.cluster_description import Cluster
 from gemini.cluster.device_class import DeviceClass
@@ -20,7 +21,7 @@ from gemini.tune.memory_table import MemoryTable, memory_table
 from gemini.tune.parallel_config import ParallelConfig
 from gemini.tune.pipeline_run import PipelineRun, check_schedule, estimate_pipeline, run_pipeline
 from gemini.tune.rank_communication import RankCommunication
-from gemini.tune.stage_costs import KINDS, StageBuilder, StageCost
+from gemini.tune.stage_costs import KINDS, StageBuilder, StageCost, spread_layers
 
 OPTIMIZER_TRAFFIC = 40  # bytes per parameter that an update in single precision reads and writes, clipping included
 PARTS = (*KINDS, "pipeline", "bubble", "gradients", "optimizer")
@@ -43,6 +44,18 @@ class StepResult:
     peak_flops: float
     run: PipelineRun = field(repr=False, compare=False)
     stages: tuple[StageCost, ...] = field(repr=False, compare=False, default=())
+    layout: tuple[int, ...] = ()  # layers of every stage, where they are not even
+    places: tuple[str, ...] = ()  # device class of every stage, where there are several
+
+    def describe_layout(self) -> str:
+        """Return the layers on the device classes: `4 × 12 on h100, 4 × 8 on a100`; '' where they are even."""
+        if not self.layout:
+            return ""
+        names = self.places or ("",) * len(self.layout)
+        found = []
+        for (count, name), group in groupby(zip(self.layout, names)):
+            found.append(f"{len(list(group))} × {count}" + (f" on {name}" if name else ""))
+        return "layers per stage: " + ", ".join(found)
 
     @property
     def fits(self) -> bool:
@@ -109,29 +122,37 @@ def check_configuration(model: CostModel, cluster: Cluster, config: ParallelConf
         check_schedule(config)
 
 
-def predict(
-    model: CostModel, cluster: Cluster, config: ParallelConfig, pipeline: Pipeline, layout: Sequence[int] = ()
+def predict(  # noqa: PLR0917
+    model: CostModel,
+    cluster: Cluster,
+    config: ParallelConfig,
+    pipeline: Pipeline,
+    layout: Sequence[int] = (),
+    places: Sequence[DeviceClass] = (),
 ) -> StepResult:
-    """Predict a step; `pipeline` gives the time of the micro-batches."""
-    device, links = slowest_device(cluster), RankCommunication(cluster, config)
-    builder = StageBuilder(model, config, device, links)
-    stages = builder.stages(layout or None)
+    """Predict a step; `pipeline` gives the time of the micro-batches, `places` the device class of each stage place."""
+    links = RankCommunication(cluster, config)
+    devices = list(places) or [slowest_device(cluster)] * config.pipeline
+    counts = tuple(layout) or spread_layers(model.layers, config.stages)
+    builders = {device: StageBuilder(model, config, device, links) for device in dict.fromkeys(devices)}
+    built = {device: builder.stages(counts) for device, builder in builders.items()}
+    stages = tuple(built[devices[at % config.pipeline]][at] for at in range(config.stages))
     hop = links.hop(max(stage.boundary for stage in stages[:-1]) if len(stages) > 1 else 0.0)
     run = pipeline(config, stages, hop)
     held = [list(stages[at :: config.pipeline]) for at in range(config.pipeline)]
     parts = _pipeline_parts(config, held, run, hop)
-    exposed, update = _after_backward(builder, device, links, held)
+    exposed, update = _after_backward(builders[devices[0]], devices, links, held)
     parts["gradients"], parts["optimizer"] = exposed, update
-    capacity = device.memory_gb * 1e9
-    tables = [memory_table(config, held[at], run.peaks[at], capacity) for at in range(config.pipeline)]
-    worst = max(range(len(tables)), key=lambda at: tables[at].total)
+    tables = [memory_table(config, held[at], run.peaks[at], devices[at].memory_gb * 1e9) for at in range(len(held))]
+    worst = max(range(len(tables)), key=lambda at: tables[at].total / max(1.0, tables[at].capacity))
     table = MemoryTable(tables[worst].rows, tables[worst].capacity, worst)
     once = sum(3 * stage.flops for stage in stages)
     repeated = sum(stage.recomputed_flops for stage in stages) / once if once else 0.0
     operations = model.model_flops(config.batch)
+    peak = sum(device.flops(config.precision) for device in devices) / len(devices)
     return StepResult(
         model.name, cluster, config, run.seconds + exposed + update, parts, table, config.batch * model.sequence,
-        operations, operations * (1 + repeated), device.flops(config.precision), run, stages,
+        operations, operations * (1 + repeated), peak, run, stages, tuple(layout), tuple(d.name for d in places),
     )  # fmt: skip
 
 
@@ -156,12 +177,12 @@ def _pipeline_parts(
 
 
 def _after_backward(
-    builder: StageBuilder, device: DeviceClass, links: RankCommunication, held: list[list[StageCost]]
+    builder: StageBuilder, devices: Sequence[DeviceClass], links: RankCommunication, held: list[list[StageCost]]
 ) -> tuple[float, float]:
     """Return the exposed reduction of gradients (gathers of ZeRO-1 and 2 included) and the optimizer's time."""
     config = links.config
     exposed = update = 0.0
-    for own in held:
+    for own, device in zip(held, devices):
         parameters, expert = sum(s.parameters for s in own), sum(s.expert_parameters for s in own)
         spread = parameters / config.shards + expert / max(1, config.shards // config.expert)
         local = spread if config.zero >= 1 and config.shards > 1 else parameters + expert

@@ -1,4 +1,4 @@
-"""Step timeline: a predicted step for Perfetto, with one representative of every group of equal ranks or with all ranks.
+"""Step timeline: a predicted step for Perfetto, with one representative per group of equal ranks, or all.
 
     replica 0            stage 0   ▇▇F▇▇ ▇▇F▇▇ ░░░ ▇▇▇B▇▇▇ …  gradients  optimizer
                          stage 1         ▇▇F▇▇ ▇▇F▇▇ …

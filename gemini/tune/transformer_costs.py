@@ -28,7 +28,11 @@ _QUANTIZE_TRAFFIC = 5 / 3  # bytes per element of input and output, in each of t
 _TRITON = 0.62  # of the efficiency of FlashAttention 2
 _COMPOSED_NORM = 26  # bytes per element that a norm of elementary kernels moves beyond a fused one
 _LOSS_TRAFFIC, _FUSED_LOSS_TRAFFIC = 28, 10  # bytes per logit, forward and backward
-_LOSS_KEPT, _SPLIT_LOSS_KEPT, _FUSED_LOSS_KEPT = 14, 18, 4  # bytes per logit: half and single precision, probabilities and the gradient
+_LOSS_KEPT, _SPLIT_LOSS_KEPT, _FUSED_LOSS_KEPT = (
+    14,
+    18,
+    4,
+)  # bytes per logit: half and single precision, probabilities and the gradient
 
 
 @dataclass(frozen=True)
