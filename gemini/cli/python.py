@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from gemini.launcher.process.launch_session import Session
 
 USAGE_ERROR = 2
+SPECIAL_RUN = "from gemini.cli.python import run_specially; run_specially()"
 
 
 def main() -> NoReturn:
@@ -58,6 +59,22 @@ def run(argv: list[str]) -> int:  # noqa: RET503 - `start` does not return
 
     check_torch()
     start(invocation, _session(invocation, quiet))
+
+
+def run_specially() -> NoReturn:
+    """Run a program for another command: `record` or `check`, a path, a number, then arguments of `gemini_python`."""
+    _put_library_first()
+    from gemini.cli import launcher_flags
+    from gemini.launcher.process.launch import start
+
+    purpose, path, steps, *words = sys.argv[1:]
+    invocation = launcher_flags.parse(words)
+    session = _session(invocation, quiet=False)
+    if purpose == "record":
+        session["record"], session["record_steps"] = path, int(steps)
+    else:
+        session["check"] = path
+    start(invocation, session)
 
 
 def _put_library_first() -> None:

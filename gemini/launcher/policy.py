@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from gemini.config.gemini_config import GeminiConfig
-from gemini.errors import ConfigError
+from gemini.errors import ConfigError, GeminiError
 from gemini.launcher.defaults import fill_defaults, load_config
 from gemini.launcher.model_discovery import ModelDiscovery, ReplacementCall
 from gemini.log import log_line
@@ -138,17 +138,39 @@ def _find_obstacle(model: nn.Module) -> str:
 def policy_for(session: Session, folder: str) -> ForcedPolicy:
     """Return the policy of a session."""
     config = load_config(session, folder)
+    if config.program is not None and "check" not in session:
+        _check_program(config)
     is_requested = config.asks_for_workers
     config = fill_defaults(config)
     if config.dry_run:
         from gemini.launcher.dry_run import DryRunPolicy
 
         return DryRunPolicy(config)
+    check = session.get("check")
+    if check is not None:
+        from gemini.launcher.program_checking import CheckingPolicy
+
+        return CheckingPolicy(config, Path(check))
+    record = session.get("record")
+    if record is not None:
+        from gemini.launcher.plan_recording import RecordingPolicy
+
+        return RecordingPolicy(config, Path(record), session["record_steps"])
     if is_requested:
         return ForcedPolicy(config)
     from gemini.launcher.auto import AutoPolicy
 
     return AutoPolicy(config)
+
+
+def _check_program(config: GeminiConfig) -> None:
+    """End the program where the files of its parallel form cannot be used: it would run without them."""
+    from gemini.parallel_program.compiled_plans import load_compiled_plans
+
+    try:
+        load_compiled_plans(Path(config.program or "").resolve(), config.quiet)
+    except GeminiError as error:
+        raise SystemExit(f"gemini: {error}") from error
 
 
 def _reason_of(error: Exception) -> str:
