@@ -32,7 +32,7 @@ COMMANDS = {
     "partition": "gemini.cli.partition",
     "pipe": "gemini.cli.pipe",
     "schedule": "gemini.cli.schedule",
-    "simulate": "gemini.cli.simulate",
+    "simulate": "gemini.cli.simulate_step",
     "tune": "gemini.cli.tune",
     "inspect": "gemini.cli.inspect",
     "passes": "gemini.cli.passes",

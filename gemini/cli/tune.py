@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gemini.cli.progress import ProgressBar
-from gemini.cli.simulate import add_target_arguments, capture_with, read_inline, request_data
+from gemini.cli.simulate_step import add_target_arguments, capture_with, read_inline, request_data
 from gemini.errors import UsageError
 
 if TYPE_CHECKING:
@@ -208,7 +208,7 @@ def _write(args: argparse.Namespace, result: TuningResult, bar: ProgressBar) -> 
     from gemini.atomic_files import write_whole
 
     if args.output:
-        from gemini.tune.run_config import write_run_config
+        from gemini.tune.run_settings import write_run_config
 
         write_run_config(result.best, args.output)
     if args.request:
@@ -225,7 +225,7 @@ def _write(args: argparse.Namespace, result: TuningResult, bar: ProgressBar) -> 
 
 
 def _print_notes(args: argparse.Namespace, result: TuningResult) -> None:
-    from gemini.tune.run_config import omitted_settings
+    from gemini.tune.run_settings import omitted_settings
 
     best = result.best
     if args.explain:

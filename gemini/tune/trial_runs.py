@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from gemini.tune.run_config import write_run_config
+from gemini.tune.run_settings import write_run_config
 from gemini.tune.step_simulation import StepResult
 from gemini.tune.tuning_result import TuningResult
 

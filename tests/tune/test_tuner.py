@@ -15,7 +15,7 @@ from gemini.config.gemini_config import GeminiConfig
 from gemini.errors import ConfigError
 from gemini.tune import ParallelConfig, Transformer, TransformerCosts, TuningRequest, find_transformer, tune, tuner
 from gemini.tune.mixed_cluster import assign_layers, tune_mixed
-from gemini.tune.run_config import run_settings, write_run_config
+from gemini.tune.run_settings import run_settings, write_run_config
 from gemini.tune.step_simulation import estimate, simulate
 
 SMALL = TransformerCosts(Transformer(layers=8, hidden=1024, heads=8, vocab=32000, sequence=2048, gated=True, name="s"))
