@@ -29,6 +29,7 @@ COMMANDS = {
     "profile": "gemini.cli.profile",
     "partition": "gemini.cli.partition",
     "pipe": "gemini.cli.pipe",
+    "shard": "gemini.cli.shard",
     "schedule": "gemini.cli.schedule",
     "inspect": "gemini.cli.inspect",
     "passes": "gemini.cli.passes",
