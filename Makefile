@@ -3,10 +3,12 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 RUN    := $(VENV)/.ready-run
+RUN_TF := $(VENV)/.ready-run-tensorflow
 READY  := $(VENV)/.ready
 LOCK   := requirements-dev.lock
 SAMPLES := $(patsubst samples/%/,%,$(sort $(dir $(wildcard samples/*/train.py samples/*/run.sh))))
 MORE   := samples/bert samples/dump_ast
+WITH_TF := $(filter %_tf,$(addprefix samples/,$(SAMPLES)))
 # The core tests: what torch and transformers can break, in a few minutes.
 CORE   := $(wildcard tests/test_*.py) tests/capture tests/codegen tests/ir tests/pipe tests/random_numbers \
           tests/samples/test_mnist.py tests/snapshot tests/step tests/cache/test_graph_cache.py \
@@ -44,6 +46,11 @@ $(RUN): pyproject.toml requirements-dev.txt $(LOCK)
 	@$(BIN)/python -m pip install --progress-bar on $(LOCKED) $$(grep '^torch==' requirements-dev.txt) --editable '.[samples]'
 	@touch $@
 
+$(RUN_TF): $(RUN)
+	@echo "── TensorFlow, for the samples that use it"
+	@$(BIN)/python -m pip install --progress-bar on $(LOCKED) $$(grep '^torch==' requirements-dev.txt) --editable '.[samples,tensorflow]'
+	@touch $@
+
 $(READY): $(RUN)
 	@echo "── development requirements"
 	@$(BIN)/python -m pip install --progress-bar on $(LOCKED) -r requirements-dev.txt
@@ -65,6 +72,7 @@ samples/:
 	@for name in $(SAMPLES); do printf "  make samples/%-10s %s\n" "$$name" "$$(head -n 1 samples/$$name/README.md)"; done
 
 $(MORE): $(READY)
+$(WITH_TF): $(RUN_TF)
 $(addprefix samples/,$(SAMPLES)): $(RUN)
 	@if [ -x $@/run.sh ]; then BIN=$(abspath $(BIN)) $@/run.sh $(ARGS); else $(BIN)/python samples/compare.py $@/$(or $(SCRIPT),train).py $(ARGS); fi
 

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 SUMMARY = "write the parallel program of a script as source"
 TAKES_PROGRAM_ARGUMENTS = True
 _OWN = ("--program", "--dry-run")  # settings that contradict the command
-_RECORD = "from gemini.cli.python import record; record()"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -91,9 +90,21 @@ def _config(args: argparse.Namespace) -> GeminiConfig:
 
 def _record_run(words: list[str], config: GeminiConfig, recorded: Path, scratch: Path, steps: int) -> None:
     """Run the program under `gemini_python`, which records its plans and stages."""
+    from gemini.cli.python import SPECIAL_RUN
+
     settings = scratch / "settings.json"
     settings.write_text(config.to_json(), encoding="utf-8")
-    command = [sys.executable, "-c", _RECORD, str(recorded), str(steps), "--config", str(settings), *words]
+    command = [
+        sys.executable,
+        "-c",
+        SPECIAL_RUN,
+        "record",
+        str(recorded),
+        str(steps),
+        "--config",
+        str(settings),
+        *words,
+    ]
     code = subprocess.run(command, check=False).returncode
     if code:
         raise ArtifactError(f"the program ended with exit code {code}\n    → {' '.join(['python', *words])} must work")

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from gemini.launcher.process.launch_session import Session
 
 USAGE_ERROR = 2
+SPECIAL_RUN = "from gemini.cli.python import run_specially; run_specially()"
 
 
 def main() -> NoReturn:
@@ -60,16 +61,19 @@ def run(argv: list[str]) -> int:  # noqa: RET503 - `start` does not return
     start(invocation, _session(invocation, quiet))
 
 
-def record() -> NoReturn:
-    """Run a program for `gemini compile`: a folder, a number of steps, then the arguments of `gemini_python`."""
+def run_specially() -> NoReturn:
+    """Run a program for another command: `record` or `check`, a path, a number, then arguments of `gemini_python`."""
     _put_library_first()
     from gemini.cli import launcher_flags
     from gemini.launcher.process.launch import start
 
-    folder, steps, *words = sys.argv[1:]
+    purpose, path, steps, *words = sys.argv[1:]
     invocation = launcher_flags.parse(words)
     session = _session(invocation, quiet=False)
-    session["record"], session["record_steps"] = folder, int(steps)
+    if purpose == "record":
+        session["record"], session["record_steps"] = path, int(steps)
+    else:
+        session["check"] = path
     start(invocation, session)
 
 

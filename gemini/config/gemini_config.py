@@ -148,22 +148,53 @@ class GeminiConfig:
             return sum(len(devices) for devices in self.device_mapping.values())
         return self.workers or (self.sharding_size or 1) * (self.pipeline_degree or 1)
 
+    @property
+    def shard_count(self) -> int:
+        """The number of workers that share one stage."""
+        if self.device_mapping is not None:
+            return max((len(devices) for devices in self.device_mapping.values()), default=1)
+        if self.sharding_size is None and self.mode is Mode.SHARDING:
+            return self.worker_count
+        return self.sharding_size or 1
+
+    @property
+    def stage_count(self) -> int:
+        """The number of groups of workers that share one stage."""
+        return max(1, self.worker_count // self.shard_count)
+
     def check_supported(self) -> None:
-        """Raise for settings that no part of Gemini implements yet, before anything starts."""
-        faults = [Fault(what, "use mode='pipeline' with pipeline_degree=N") for what in self._unsupported()]
+        """Raise for settings that models of PyTorch cannot run with, before anything starts."""
+        faults = list(self._unsupported())
         if faults:
             raise ConfigError(faults)
 
-    def _unsupported(self) -> Iterator[str]:
-        if self.mode in (Mode.SHARDING, Mode.SHARDING_AND_PIPELINE):
-            yield f"mode = {str(self.mode)!r}: sharding is not implemented yet"
-        if (self.sharding_size or 1) > 1:
-            yield f"sharding_size = {self.sharding_size}: sharding is not implemented yet"
+    def _unsupported(self) -> Iterator[Fault]:
         if self.sharding_dim is not None:
-            yield f"sharding_dim = {self.sharding_dim}: sharding is not implemented yet"
-        for stage, devices in (self.device_mapping or {}).items():
-            if len(devices) > 1:
-                yield f"device_mapping[{stage!r}] names {len(devices)} shards: sharding is not implemented yet"
+            yield Fault(
+                f"sharding_dim = {self.sharding_dim}: the planner chooses the dimensions itself",
+                "leave sharding_dim out",
+            )
+        if self.worker_count % self.shard_count:
+            yield Fault(
+                f"workers = {self.workers} with sharding_size = {self.sharding_size}",
+                "give a multiple of sharding_size",
+            )
+        mapping = self.device_mapping or {}
+        counts = {stage: len(devices) for stage, devices in mapping.items()}
+        if len(set(counts.values())) > 1:
+            listed = ", ".join(f"{stage} has {count}" for stage, count in counts.items())
+            yield Fault(f"device_mapping: stages with different numbers of shards ({listed})", "map as many in each")
+        elif self.shard_count > 1:
+            if not self.mode.shards:
+                yield Fault(f"mode = 'pipeline' with {self.shard_count} shards in device_mapping", "use mode='hybrid'")
+            names = [name for devices in mapping.values() for name in devices.values()]
+            other = next((name for name in names if name.partition(":")[0] != "cpu"), None)
+            if other is not None:
+                yield Fault(
+                    f"device_mapping puts a shard on {other}", "shards are processes on this host: map them to cpu"
+                )
+        if len(counts) > 1 and not self.mode.pipelines:
+            yield Fault(f"mode = 'sharding' with {len(counts)} stages in device_mapping", "use mode='hybrid'")
 
     def to_dict(self) -> dict[str, Any]:
         """Return every setting as plain JSON values."""

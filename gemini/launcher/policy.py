@@ -138,7 +138,7 @@ def _find_obstacle(model: nn.Module) -> str:
 def policy_for(session: Session, folder: str) -> ForcedPolicy:
     """Return the policy of a session."""
     config = load_config(session, folder)
-    if config.program is not None:
+    if config.program is not None and "check" not in session:
         _check_program(config)
     is_requested = config.asks_for_workers
     config = fill_defaults(config)
@@ -146,6 +146,11 @@ def policy_for(session: Session, folder: str) -> ForcedPolicy:
         from gemini.launcher.dry_run import DryRunPolicy
 
         return DryRunPolicy(config)
+    check = session.get("check")
+    if check is not None:
+        from gemini.launcher.program_checking import CheckingPolicy
+
+        return CheckingPolicy(config, Path(check))
     record = session.get("record")
     if record is not None:
         from gemini.launcher.plan_recording import RecordingPolicy

@@ -47,9 +47,11 @@ class ProgramSource:
         """Return the instrumented sources, which begin with the call of `run_parallel`."""
         manager = PassManager(select(notice=notice), notice=notice)
         manager.schedule()
-        return dump_writer.build_dump(
+        made = dump_writer.build_dump(
             tree.own(), manager, module=self.module or "", argv0=self.script or "", is_parallel=True
         )
+        made.arguments = self.arguments
+        return made
 
     def command(self, folder: Path) -> str:
         """Return the command that runs the parallel program."""

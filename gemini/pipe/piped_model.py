@@ -6,6 +6,7 @@ parameters and layers of the model itself: training one trains the other, and st
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -65,6 +66,12 @@ class Piped:
         self.stages = make_stages(self.codes, self.model, self.where)
         self.stage_tensors = StageTensors(self.stages, self.model)
         self.mutable_state = MutableState(self.graph, self.model)
+
+    def with_graph(self, graph: Graph) -> Piped:
+        """Return the same stages for a graph that differs from this one in sizes alone."""
+        other = copy.copy(self)
+        other.graph, other.call_guard = graph, self.call_guard.with_graph(graph)
+        return other
 
     # ── artifacts ────────────────────────────────────────────────────────────────────────────────────────────
     @property

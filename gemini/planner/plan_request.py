@@ -46,9 +46,10 @@ class PlanRequest:
     `dataclasses.replace`.
     """
 
-    workers: int
+    workers: int  # that a schedule sees: each runs stages
     micro_batches: int
     threads: int = 1  # per worker
+    shards: int = 1  # of every stage: each of the `workers` is a group of as many
     partitioner: str = "exact"
     schedule: str = AUTO
     memory_limit_mb: float | None = None  # per worker

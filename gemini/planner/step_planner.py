@@ -37,8 +37,9 @@ from gemini.planner.planning_time import CallCount, check_planning_time
 from gemini.planner.preconditions import check_graph_attributes, check_model
 from gemini.planner.replan import apply_measured_times
 from gemini.planner.rng_analysis import check_host_rng, record_stage_rng
+from gemini.planner.shard_stages import divide_stages
 from gemini.planner.single_microbatch import capture_whole_batch, find_whole_batch_branches, record_whole_batch_rng
-from gemini.planner.step_plan import CoupledSamplesError, StepPlan, UnplannableError
+from gemini.planner.step_plan import ONE_MICRO_BATCH, CoupledSamplesError, StepPlan, UnplannableError
 from gemini.planner.tail_plan import TailNodes, build_tail, check_stage_backward, couples_late, find_tail_nodes
 from gemini.planner.user_schedules import check_backward_blocks
 from gemini.profiling.profile_result import Profile
@@ -62,6 +63,8 @@ def _plan(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], reque
         batch = find_batch_dims(model, args, kwargs)
     check_planning_time(model, calls.per_run, request)
     reason = request.single_micro_batch_reason
+    if not reason and request.micro_batches == 1:
+        reason = ONE_MICRO_BATCH
     if not reason:
         try:
             return _plan_micro_batches(model, args, kwargs, batch, request)
@@ -77,6 +80,8 @@ def _plan(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], reque
         micro_batch, batch = capture_whole_batch(model, args, kwargs, batch, request)
         return _build_plan(micro_batch, batch, reason, args, kwargs, request)
     except UnplannableError as error:
+        if reason == ONE_MICRO_BATCH:
+            raise
         text = reason if str(error) in reason else f"{reason}; and as a single micro-batch: {error}"
         raise UnplannableError(text) from error
 
@@ -170,6 +175,7 @@ def _adapt_plan(earlier: StepPlan, ratio: float, micro_batch: MicroBatch, batch:
         branches=None,
         captured_parts=micro_batch.parts,
         measured=None,
+        shards=None,
         _built={},
     )
 
@@ -240,6 +246,7 @@ def _replan(plan: StepPlan, args: tuple[Any, ...], kwargs: dict[str, Any], reque
         rng_patterns=(),
         buffers_written_once=(),
         is_cached=False,
+        shards=None,
         _built={},
     )
     return _add_side_effects(replanned, args, kwargs, request)
@@ -250,15 +257,15 @@ def _add_side_effects(plan: StepPlan, args: tuple[Any, ...], kwargs: dict[str, A
     plan = replace(plan, buffers_written_once=find_written_buffers(plan))
     if plan.recompute and plan.writes_buffers:
         raise UnplannableError("it fits into the workers only with recomputed activations, and it writes buffers")
-    if request.rng == "fast" and not random_guards(plan.graph):
+    if request.rng == "fast" and request.shards == 1 and not random_guards(plan.graph):
         return plan
     piped = plan.build()
     if plan.single_micro_batch_reason:
-        patterns = record_whole_batch_rng(piped, args, kwargs)
-        return replace(plan, rng_patterns=patterns, branches=find_whole_batch_branches(piped, args, kwargs))
-    patterns, branches = record_stage_rng(piped, args, kwargs, plan.batch)
-    patterns = patterns if plan.tail is None else plan.tail.unslice_patterns(patterns)
-    return replace(plan, rng_patterns=patterns, branches=branches)
+        patterns, branches = record_whole_batch_rng(piped, args, kwargs), find_whole_batch_branches(piped, args, kwargs)
+    else:
+        patterns, branches = record_stage_rng(piped, args, kwargs, plan.batch)
+        patterns = patterns if plan.tail is None else plan.tail.unslice_patterns(patterns)
+    return divide_stages(replace(plan, rng_patterns=patterns, branches=branches), args, kwargs, request)
 
 
 # ── profile ────────────────────────────────────────────────────────────────────────────────────────────────────────

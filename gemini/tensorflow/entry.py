@@ -25,13 +25,36 @@ _reports: list[TwinReport] = []
 
 def install(config: GeminiConfig) -> None:
     """Patch `tf.gradients` and the sessions of this process; a second call replaces the configuration."""
+    from gemini.tensorflow.session_patches import patch
+
     _installed[:] = [config]
+    _reports.clear()
+    patch(_make_twin)
     install_functions(TapeEngine(config, split_gradients, record))
+
+
+def _make_twin(session: Any) -> Any:
+    """Return the twin session of a session on its first run; None where it trains nothing yet, or elsewhere."""
+    from gemini.tensorflow.gradient_notes import notes_of
+    from gemini.tensorflow.session_patches import leave
+
+    if session._target not in ("", b""):
+        return None
+    if not notes_of(session.graph):
+        if any(op.type == "VarHandleOp" for op in session.graph.get_operations()):
+            leave(session)  # its variables exist in it from now on
+        return None
+    from gemini.tensorflow.twin_session import TwinSession
+
+    return TwinSession(session, _installed[0], record)
 
 
 def uninstall() -> None:
     """Undo `install`; sessions that run twins keep them until they are closed."""
+    from gemini.tensorflow.session_patches import unpatch
+
     _installed.clear()
+    unpatch()
     uninstall_functions()
 
 

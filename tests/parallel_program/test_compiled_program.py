@@ -98,6 +98,31 @@ def test_it_prints_what_gemini_python_prints(folder: Path) -> None:
     assert "generated now" not in done.stderr
 
 
+def test_a_check_finds_faults_of_stages_and_plans(folder: Path) -> None:
+    done = run("gemini", "check", "parallel", cwd=folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = done.stdout.splitlines()
+    assert [line.partition(":")[0] for line in lines] == [
+        *["ok    Sequential"] * 3, "ok    Sequential/stage_0.py", "ok    Sequential/stage_1.py", "ok    Sequential"
+    ]  # fmt: skip
+    assert lines[-1].endswith("the 20 parameters and buffers of the model")
+    home = folder / "parallel/stages/Sequential"
+    stage, plan = (home / "stage_1.py").read_text(), (home / "plan.json").read_text()
+    try:
+        (home / "stage_1.py").write_text(stage.replace("        return ", "        return 1 and "))
+        (home / "plan.json").write_text(plan.replace('"devices": [1]', '"devices": [0]'))
+        static = run("gemini", "check", "--static", "parallel", cwd=folder)
+        assert static.returncode == 1
+        assert "FAULT Sequential: plan.json: exclusivity" in static.stdout
+        assert "edited: Sequential/stage_1.py" in static.stdout
+        (home / "stage_1.py").write_text(stage.replace("        return ", "        return (1, ").rstrip() + ")\n")
+        done = run("gemini", "check", "parallel", cwd=folder)
+        assert "FAULT Sequential/stage_1.py: " in done.stdout
+    finally:
+        (home / "stage_1.py").write_text(stage)
+        (home / "plan.json").write_text(plan)
+
+
 def test_an_edited_stage_runs(folder: Path) -> None:
     stage = folder / "parallel/stages/Sequential/stage_1.py"
     before = stage.read_text()

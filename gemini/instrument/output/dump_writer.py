@@ -56,6 +56,7 @@ class Dump:
     links: dict[PurePath, Path] = field(default_factory=dict)
     modules: dict[str, str] = field(default_factory=dict)  # name → place
     start: str = ""  # the argument of `python`, relative to the folder
+    arguments: tuple[str, ...] = ()  # of the program, where it was run for the dump
 
     @property
     def changed(self) -> int:
@@ -182,7 +183,9 @@ def _fill(dump: Dump, draft: Path) -> None:
         link.parent.mkdir(parents=True, exist_ok=True)
         if not os.path.lexists(link):
             link.symlink_to(origin)
-    marker = {"made_by": "gemini", "start": dump.start or ".", "modules": dump.modules}
+    marker: dict[str, object] = {"made_by": "gemini", "start": dump.start or ".", "modules": dump.modules}
+    if dump.arguments:
+        marker["arguments"] = dump.arguments
     (draft / DUMP_MARKER).write_text(json.dumps(marker, indent=1) + "\n", encoding="utf-8")
 
 

@@ -10,13 +10,14 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import TypedDict
 
-    class Recording(TypedDict, total=False):
-        """The folder for the plans and stages that `gemini compile` records in `record_steps` optimizer steps."""
+    class SpecialRun(TypedDict, total=False):
+        """Where `gemini compile` records `record_steps` steps, and `gemini check` writes its results."""
 
         record: str
         record_steps: int
+        check: str
 
-    class Session(Recording):
+    class Session(SpecialRun):
         """The options of a run that are used after its start.
 
         The launcher computes `main`, the file of the program; `registered`, the available passes; and `triggers`, of

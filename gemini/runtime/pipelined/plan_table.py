@@ -16,7 +16,7 @@ from gemini.guards.model_version import ModelContents, read_contents
 from gemini.ir.call_binding import ModelCall, bind
 from gemini.ir.encode import UnsupportedValueError
 from gemini.planner.config_planner import Planner
-from gemini.planner.step_plan import UnplannableError
+from gemini.planner.step_plan import ONE_MICRO_BATCH, UnplannableError
 from gemini.runtime.call_outcome import FallbackReason, describe_failure, describe_planning_error
 from gemini.runtime.deferred import OutputSpec
 from gemini.runtime.deferred.hazard_mode import run_random_calls
@@ -29,6 +29,7 @@ from gemini.runtime.pipelined.call_signature import (
     kind_key,
     quick_key,
 )
+from gemini.runtime.pipelined.call_sizes import MOST_RESIZED
 from gemini.runtime.pipelined.loss_request import port_names
 from gemini.runtime.pipelined.returned_attributes import ReturnedAttributes
 from gemini.runtime.pool.worker_stats import measure_speeds
@@ -38,7 +39,7 @@ from gemini.snapshot.rng_snapshot import preserve_rng_state
 
 if TYPE_CHECKING:
     from gemini.pipe.piped_model import Piped
-    from gemini.planner.step_plan import StepPlan
+    from gemini.planner.step_plan import ONE_MICRO_BATCH, StepPlan
     from gemini.runtime.eager.placed_model import PlacedModel
     from gemini.runtime.pipelined.step_request import ExecutedStep
 
@@ -82,6 +83,7 @@ class PlanTable:
             found = self.kinds.get(kind_key(roster, call), [])
             if state is not None and found:
                 state.kinds[short] = found
+        found[:] = [kind for kind in found if not kind.is_stale]
         for kind in found:
             if kind.plan is None:
                 return kind, None
@@ -90,17 +92,38 @@ class PlanTable:
                 if state is not None and exact is not None and len(state.found) < _EXACT:
                     state.found[exact] = KindMatch(kind, kind.plan, samples, found)
                 return kind, samples
+        if (resized := self._resize(model, found, call)) is not None:
+            return resized, resized.samples(call.tensors)
         key = kind_key(roster, call)
         if reason := self._find_planning_limit(key):
             return CallKind(reason=reason), None
-        known = [kind for kinds in self.kinds.values() for kind in kinds]
+        known = [kind for kinds in self.kinds.values() for kind in kinds if kind.origin is None]
         planned = {id(kind.plan.partition) if kind.plan is not None else id(kind) for kind in known}
         if len(planned) >= _KINDS or len(known) >= _SHAPES:
             return CallKind(reason=f"it is called with more than {len(known)} signatures"), None
         earlier = (*(kind.plan for kind in found if kind.plan is not None), *self.former[::-1])
         made = self._make_plan(model, call, earlier_plans=earlier)
+        if found:
+            made.family = found[0].family
         self.kinds.setdefault(key, []).append(made)
         return made, None if made.plan is None else made.samples(call.tensors)
+
+    def _resize(self, model: nn.Module, found: list[CallKind], call: ModelCall) -> CallKind | None:
+        """Return a kind for sizes that follow from those of planned calls; None where they need a plan of their own."""
+        if len(found) < 2:
+            return None
+        with run_locally(), without_hooks(model), preserve_rng_state():
+            made = found[0].family.find_plan(model, found, call, self.managed.micro_batches)
+        if made is None:
+            return None
+        origin, plan = made
+        kind = CallKind(plan, "", tuple(tuple(tensor.shape) for tensor in call.tensors), family=origin.family)
+        kind.origin, kind.shares = origin, origin.shares
+        resized = [one for one in found if one.origin is not None]
+        if len(resized) >= MOST_RESIZED:
+            found.remove(resized[0])
+        found.append(kind)
+        return kind
 
     def find_edited_stages(self, model: nn.Module, args: Any, kwargs: Any) -> Piped | None:
         """Return the stages of a compiled program that replace a model in its first call: those that were edited."""
@@ -142,9 +165,11 @@ class PlanTable:
         """Drop a plan after the script has changed the model; False where that happens too often."""
         if len(self.former) >= _CHANGES or kind.plan is None:
             return False
-        self.former.append(kind.plan)
+        root = kind.origin or kind
+        if root.plan is not None:
+            self.former.append(root.plan)
         for found in self.kinds.values():
-            found[:] = [one for one in found if one is not kind]
+            found[:] = [one for one in found if one is not root and one.origin is not root]
         return True
 
     def record_step(self, kind: CallKind, ran: ExecutedStep, step_ms: float, samples: int) -> None:
@@ -227,6 +252,17 @@ class PlanTable:
             kind.plan, kind.reason = None, FallbackReason.RETURNS_OTHER_TENSORS
             return
         kind.output_specs[samples] = outline
+        kind.family.learn_outputs(kind.plan.graph, outline)
+
+    def has_outputs(self, kind: CallKind, samples: int) -> bool:
+        """Return whether the outputs of a call of this size are known, from a call of this or another size."""
+        assert kind.plan is not None
+        if samples not in kind.output_specs:
+            spec = kind.family.find_output_spec(kind.plan.graph, samples)
+            if spec is None:
+                return False
+            kind.output_specs[samples] = spec
+        return True
 
     def _make_plan(self, model: nn.Module, call: ModelCall, **changes: Any) -> CallKind:
         shapes = tuple(tuple(tensor.shape) for tensor in call.tensors)
@@ -258,7 +294,10 @@ class PlanTable:
         else:
             if not self.journal.plan:
                 self._report(plan)
-            if plan.single_micro_batch_reason:
+            if plan.unsharded_reason:
+                text = f"{self.managed.name} runs in undivided stages: {plan.unsharded_reason}"
+                self.managed.record.say(text, once=plan.unsharded_reason)
+            if plan.single_micro_batch_reason and plan.single_micro_batch_reason != ONE_MICRO_BATCH:
                 text = f"{self.managed.name} runs a batch as a single micro-batch: {plan.single_micro_batch_reason}"
                 self.managed.record.say(text, once=plan.single_micro_batch_reason)
             self._log_plan(plan, f"planned in {time.perf_counter() - began:.1f} s")
