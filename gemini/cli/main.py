@@ -27,6 +27,7 @@ from gemini.nearest_name import nearest
 COMMANDS = {
     "compile": "gemini.cli.compile",
     "check": "gemini.cli.check",
+    "export": "gemini.cli.export",
     "profile": "gemini.cli.profile",
     "partition": "gemini.cli.partition",
     "pipe": "gemini.cli.pipe",
