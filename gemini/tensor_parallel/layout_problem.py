@@ -70,7 +70,8 @@ class LayoutProblem:
         variables = tuple(sorted({variable for variable, _ in users}))
         if self._is_wide(variables):
             versions, sets = self._versions(users)
-            variables, wants = (versions,), [[(None, some) for some in sets]]
+            wants: list[list[_Part]] = [[(None, some) for some in sets]]
+            variables = (versions,)
         else:
             variables, wants = self._wants(None, users)
         tables = [_table(wants, cost) for cost in (whole, sliced)]

@@ -114,8 +114,8 @@ def node_call(graph: Graph, node: Node, grads: Collection[Ref]) -> NodeCall:
 
     if node.kind in MODULES:
         _open_module(graph, made, argument)
-    elif node.kind == "op":
-        made.name = short_name(node.target)
+    elif node.kind in ("op", "function"):
+        made.name = short_name(node.target) if node.kind == "op" else node.target
         made.args, made.kwargs = _decoded(made, argument)
     else:
         made.refusal = "its Python is not traced"
