@@ -31,6 +31,7 @@ COMMANDS = {
     "profile": "gemini.cli.profile",
     "partition": "gemini.cli.partition",
     "pipe": "gemini.cli.pipe",
+    "shard": "gemini.cli.shard",
     "schedule": "gemini.cli.schedule",
     "simulate": "gemini.cli.simulate_step",
     "tune": "gemini.cli.tune",
