@@ -81,6 +81,7 @@ class ForcedPolicy:
     def _observe(self, model: nn.Module, pipelined: PipelinedModel, single_ms: float | None) -> None:
         """Print the plan of the first pipelined step."""
         pipelined.journal.local_ms = single_ms or 0.0
+        pipelined.journal.places = self.discovery.places_of(model)
         reference = weakref.ref(model)
 
         def show(plan: StepPlan) -> None:
