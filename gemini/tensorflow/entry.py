@@ -114,14 +114,12 @@ def compile_function(model: Callable[..., Any], config: GeminiConfig) -> Callabl
 def split_gradients(loss: Any, variables: Sequence[Any], config: GeminiConfig) -> tuple[list[Any], TwinReport]:
     """Return the gradients of `loss` by a twin inside the graph being traced, and the report of that twin.
 
-    For `tf.function`: all shapes of the batch must be static. Where there is no twin, the report has the reason and
-    the gradients are those of TensorFlow.
+    For `tf.function`: all shapes of the batch must be static. Where there is no twin, the report has the reason, and
+    there are no gradients.
     """
-    from tensorflow.python.ops import gradients_impl
+    from gemini.tensorflow.function_twin import split_function
 
-    return gradients_impl.gradients(loss, list(variables)), TwinReport(
-        str(loss.name), "", reason=f"mode {config.mode} is not available inside tf.function"
-    )
+    return split_function(loss, variables, config)
 
 
 def _has_graph_tensors(result: Any) -> bool:

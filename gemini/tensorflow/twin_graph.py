@@ -135,6 +135,12 @@ class TwinGraph:
             for one, other in zip(components(old), components(new), strict=True):
                 self._resolved[one.name] = other.name
 
+    def whole(self, name: str) -> Any:
+        """Return the tensor of the twin that equals one of the forward part."""
+        found = self.pieces.whole(name)
+        self._writer.flush()
+        return self._mirror.graph.get_tensor_by_name(found)
+
     def count_ops(self) -> dict[str, int]:
         """Return the number of ops of blocks per device."""
         counts = dict.fromkeys(self._placement.devices, 0)
