@@ -82,8 +82,8 @@ class TwinGraph:
         taken = [graph.get_tensor_by_name(name) for name in sorted(self._sources & self.facts.tainted)]
         with graph.as_default():
             found = gradients_impl.gradients(
-                tensors, sources, name=self.prefix + "gradients", colocate_gradients_with_ops=True, stop_gradients=taken,
-                **self._arguments(note.arguments),
+                tensors, sources, name=self.prefix + "gradients", colocate_gradients_with_ops=True,
+                stop_gradients=taken, **self._arguments(note.arguments),
             )  # fmt: skip
         self._place_gradients(graph.get_operations()[before:])
         self._map_gradients(note, found)
