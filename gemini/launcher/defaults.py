@@ -47,7 +47,9 @@ def fill_defaults(config: GeminiConfig, count: Callable[[], int] = count_devices
             values["sharding_size"] = config.sharding_size or max(2, count())
         elif not config.pipeline_degree:
             values["pipeline_degree"] = max(2, count() // (config.sharding_size or 1))
-    values["accum_degree"] = config.accum_degree or _MICROBATCHES_PER_WORKER * _count_stages(values)
+    if config.mode is Mode.SHARDING:  # one stage: micro-batches would only make its products smaller
+        values["accum_degree"] = config.accum_degree or 1
+    values["accum_degree"] = values["accum_degree"] or _MICROBATCHES_PER_WORKER * _count_stages(values)
     return GeminiConfig(**values)
 
 

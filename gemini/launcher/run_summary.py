@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -72,14 +73,25 @@ def rows(
     parameters = " / ".join(f"{share / total:.0%}" for share in shares)
     return [
         ("model", f"{type(model).__name__}, {_amount(count)} parameters, trained by {trained_by}"),
-        ("stages", f"{plan.nstages} on {plan.schedule.ndevs} workers, balance {analysis.balance:.2f}, "
+        ("stages", f"{plan.nstages} on {plan.nworkers} workers, balance {analysis.balance:.2f}, "
                    f"parameters {parameters}"),
+        *_shard_rows(plan),
         ("schedule", f"{plan.name}, {plan.micro_batches_text}, {analysis.bubble:.0%} idle"
                      + (", plan from cache" if plan.is_cached else "")),
         ("expected", f"{_ms(plan.step_ms)} per step, {gain:.2f} × {what} ({_ms(single_ms)})"),
         *program,
         ("run folder", _near(config.run_folder)),
     ]  # fmt: skip
+
+
+def _shard_rows(plan: StepPlan) -> list[tuple[str, str]]:
+    """Return a row on the shards of every stage."""
+    if plan.shards is None:
+        return [("shards", f"none: {plan.unsharded_reason}")] if plan.unsharded_reason else []
+    found = Counter(one.name for one in plan.shards.collectives() if one.phase != "step")
+    moves = ", ".join(f"{count} {name}" for name, count in sorted(found.items())) or "none"
+    text = f"{plan.shard_count} per stage, {plan.shards.sharded_share:.0%} of parameter bytes divided"
+    return [("shards", text), ("collectives", f"{moves} per micro-batch")]
 
 
 def closing_lines(models: Sequence[ModelJournal], config: GeminiConfig) -> list[str]:

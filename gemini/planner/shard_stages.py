@@ -58,9 +58,20 @@ def _divide(plan: StepPlan, call: Arguments, request: PlanRequest) -> StepPlan:
     if not shards.sharded_share:
         raise ShardingError(f"no parameter has a dimension that {request.shards} shards divide evenly")
     patterns = _divided_patterns(plan, shards, call)
-    divided = replace(plan, shards=shards, rng_patterns=patterns, _built={})
+    analysis = replace(plan.analysis, step_ms=plan.analysis.step_ms * _work_share(plan, shards))
+    divided = replace(plan, shards=shards, analysis=analysis, rng_patterns=patterns, _built={})
     divided.build()
     return replace(divided, buffers_written_once=find_written_buffers(divided))
+
+
+def _work_share(plan: StepPlan, shards: ShardPlan) -> float:
+    """Return the work of a shard, as a share of that of the whole model."""
+    whole = own = 0.0
+    for cost in plan.profile.nodes:
+        work = cost.forward_ms + cost.backward_ms
+        whole += work
+        own += work if shards.node(cost.id).is_replicated else work / shards.size
+    return own / whole if whole else 1.0
 
 
 def _divided_patterns(plan: StepPlan, shards: ShardPlan, call: Arguments) -> tuple[tuple[RandomOpPattern, ...], ...]:

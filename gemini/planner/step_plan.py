@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from gemini.tensor_parallel.shard_plan import ShardPlan
 
 
+ONE_MICRO_BATCH = "one micro-batch was requested"
+
+
 class UnplannableError(Exception):
     """A model cannot be planned; the message is the reason for the user."""
 
@@ -164,6 +167,11 @@ class StepPlan:
         """The number of workers per stage."""
         return 1 if self.shards is None else self.shards.size
 
+    @property
+    def nworkers(self) -> int:
+        """The number of workers: every device of the schedule is one per shard."""
+        return self.schedule.ndevs * self.shard_count
+
     def output_ports(self, piped: Piped) -> list[Port | None]:
         """Return the ports of the model's outputs, in its order; None where the caller already has the tensor."""
         pairs = zip(self.graph.outputs(), piped.graph.outputs(), strict=True)
@@ -186,7 +194,7 @@ class StepPlan:
         if self.shards is not None:
             stages += f" of {self.shard_count} shards"
         return (
-            f"{stages} on {self.schedule.ndevs * self.shard_count} workers, balance {self.analysis.balance:.3f}, "
+            f"{stages} on {self.nworkers} workers, balance {self.analysis.balance:.3f}, "
             f"{self.name} with {self.micro_batches_text}, {self.step_ms:.0f} ms per step expected"
             + ("" if self.measured is None else f" ({self.analysis.step_ms:.0f} by the profile alone)")
             + ("" if self.tail is None else ", the loss on the whole batch")

@@ -39,13 +39,12 @@ from gemini.planner.replan import apply_measured_times
 from gemini.planner.rng_analysis import check_host_rng, record_stage_rng
 from gemini.planner.shard_stages import divide_stages
 from gemini.planner.single_microbatch import capture_whole_batch, find_whole_batch_branches, record_whole_batch_rng
-from gemini.planner.step_plan import CoupledSamplesError, StepPlan, UnplannableError
+from gemini.planner.step_plan import ONE_MICRO_BATCH, CoupledSamplesError, StepPlan, UnplannableError
 from gemini.planner.tail_plan import TailNodes, build_tail, check_stage_backward, couples_late, find_tail_nodes
 from gemini.planner.user_schedules import check_backward_blocks
 from gemini.profiling.profile_result import Profile
 from gemini.quiet_warnings import mute_warnings
 
-ONE_MICRO_BATCH = "one micro-batch was requested"
 _MIN_MS = 1e-6
 _MIN_GAIN = 0.05  # of a step: a new plan replaces a running one only if it is shorter by this
 
@@ -81,6 +80,8 @@ def _plan(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], reque
         micro_batch, batch = capture_whole_batch(model, args, kwargs, batch, request)
         return _build_plan(micro_batch, batch, reason, args, kwargs, request)
     except UnplannableError as error:
+        if reason == ONE_MICRO_BATCH:
+            raise
         text = reason if str(error) in reason else f"{reason}; and as a single micro-batch: {error}"
         raise UnplannableError(text) from error
 

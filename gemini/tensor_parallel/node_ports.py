@@ -58,6 +58,7 @@ class NodeCall:
     kwargs: dict[str, Any] | None = None
     places: tuple[tuple[Path, Path], ...] | None = None  # of a layer: its numbers are attributes
     refusal: str = ""
+    passes_partial: bool = True  # its backward is linear: of partial gradients it makes partial ones
 
     def query(self, layouts: tuple[Layout, ...], units: int) -> ShardQuery:
         """Return the op with layouts of `units` units."""
@@ -100,24 +101,35 @@ def node_call(graph: Graph, node: Node, grads: Collection[Ref]) -> NodeCall:
     forms = [leaf for form in (node.args, node.kwargs) for leaf in leaves(form)]
     read = list(dict.fromkeys(leaf for leaf in forms if isinstance(leaf, Ref)))
     typed = _read_for_type(node, read)
-    read = [ref for ref in read if ref not in typed]
+    objects = {ref for ref in read if (ref.source, ref.path) not in graph.nodes[ref.node].outputs}
+    read = [ref for ref in read if ref not in typed and ref not in objects]
     ports = [Port(*facts(ref), ref) for ref in read]
     made = NodeCall(node, tuple(ports), results)
     slots: dict[Ref, Any] = {ref: _Slot(at) for at, ref in enumerate(read)}
     slots |= {ref: TensorValue(str(ref), Replicate(), *facts(ref)[:2]) for ref in typed}
+    slots |= dict.fromkeys(objects)
 
     def argument(form: Any) -> Any:
         return slots[form] if isinstance(form, Ref) else _number(graph, form)
 
     if node.kind in MODULES:
         _open_module(graph, made, argument)
-    elif node.kind == "op":
-        made.name = short_name(node.target)
+    elif node.kind in ("op", "function"):
+        made.name = short_name(node.target) if node.kind == "op" else node.target
         made.args, made.kwargs = _decoded(made, argument)
     else:
         made.refusal = "its Python is not traced"
-    made.refusal = made.refusal or _obstacle(node, made)
+    made.refusal = "it reads an object that is no tensor" if objects else made.refusal or _obstacle(node, made)
+    made.passes_partial = not objects and node.kind not in ("call", "function") and not _has_backward_hooks(graph, node)
     return made
+
+
+def _has_backward_hooks(graph: Graph, node: Node) -> bool:
+    """Whether a module node has hooks that see gradients: they must be whole."""
+    if node.kind not in MODULES:
+        return False
+    modules = graph.bound_model().get_submodule(node.target).modules()
+    return any(one._backward_hooks or one._backward_pre_hooks for one in modules)
 
 
 def _read_for_type(node: Node, read: list[Ref]) -> set[Ref]:

@@ -61,7 +61,7 @@ class NodeStrategies:
 def whole_strategies(call: NodeCall) -> list[Strategy]:
     """Return the strategies in which every shard runs the node whole."""
     whole = Strategy((REPLICATE,) * len(call.inputs), (REPLICATE,) * len(call.results))
-    if not any(port.grad for port in call.results) or call.node.kind == "input":
+    if not call.passes_partial or not any(port.grad for port in call.results) or call.node.kind == "input":
         return [whole]
     passed = tuple(PARTIAL_GRAD if port.grad else REPLICATE for port in call.inputs)
     return [whole, Strategy(passed, tuple(PARTIAL_GRAD if port.grad else REPLICATE for port in call.results))]

@@ -6,8 +6,10 @@ the parameters are replaced by the parts that it stores.
 """
 
 import copy
+import random
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -209,9 +211,11 @@ class SimulatedShards:
         self.shards = [_Shard(self, at, bind(model, args, kwargs)) for at in range(self.plan.size)]
         self._store(model)
         for node in self.graph.nodes:
-            one, state = self.plan.node(node.id), torch.get_rng_state()
+            one, state = self.plan.node(node.id), (torch.get_rng_state(), random.getstate(), np.random.get_state())
             for shard in self.shards:
-                torch.set_rng_state(state)
+                torch.set_rng_state(state[0])
+                random.setstate(state[1])
+                np.random.set_state(state[2])
                 shard.wants = {} if node.is_source else dict(one.inputs)
                 with self._region(node):
                     shard.step(node)

@@ -31,6 +31,7 @@ from gemini.ir.call_binding import ModelCall, bind
 from gemini.ir.interpreter import GuardBroken
 from gemini.planner.config_planner import Planner
 from gemini.planner.microbatch_split import micro_batch_sizes
+from gemini.planner.step_plan import ONE_MICRO_BATCH
 from gemini.purity.proof import find_impure_argument
 from gemini.random_numbers.host_rng import HostRandomResults
 from gemini.runtime.call_outcome import (
@@ -380,10 +381,10 @@ class PipelinedModel:
             if plan.tail
             else ""
         )
-        self.journal.record(
-            CallPath.SINGLE_MICROBATCH if plan.single_micro_batch_reason else CallPath.OVERLAPPED,
-            plan.single_micro_batch_reason or whole,
-        )
+        single = plan.single_micro_batch_reason
+        if single == ONE_MICRO_BATCH and plan.shards is not None:
+            single = ""  # shards work at the same time without micro-batches
+        self.journal.record(CallPath.SINGLE_MICROBATCH if single else CallPath.OVERLAPPED, single or whole)
 
     def _executor(self, kind: CallKind, prepared: PreparedLoss) -> Executor:
         known = (one for kinds in self.plans.kinds.values() for one in kinds)

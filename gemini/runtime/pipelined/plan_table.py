@@ -18,8 +18,7 @@ from gemini.guards.model_version import ModelContents, read_contents
 from gemini.ir.call_binding import ModelCall, bind
 from gemini.ir.encode import UnsupportedValueError
 from gemini.planner.config_planner import Planner
-from gemini.planner.step_plan import UnplannableError
-from gemini.planner.step_planner import ONE_MICRO_BATCH
+from gemini.planner.step_plan import ONE_MICRO_BATCH, UnplannableError
 from gemini.runtime.call_outcome import FallbackReason, describe_failure, describe_planning_error
 from gemini.runtime.deferred import OutputSpec
 from gemini.runtime.deferred.hazard_mode import run_random_calls
@@ -42,7 +41,7 @@ from gemini.snapshot.rng_snapshot import preserve_rng_state
 
 if TYPE_CHECKING:
     from gemini.pipe.piped_model import Piped
-    from gemini.planner.step_plan import StepPlan
+    from gemini.planner.step_plan import ONE_MICRO_BATCH, StepPlan
     from gemini.runtime.eager.placed_model import PlacedModel
     from gemini.runtime.pipelined.step_request import ExecutedStep
 

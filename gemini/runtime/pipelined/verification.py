@@ -189,7 +189,7 @@ class Verification:
         return comparison
 
     def _has_time(self, kind: CallKind, plan: StepPlan) -> bool:
-        expected_ms = kind.rerun_ms or plan.schedule.ndevs * (kind.timings.last_ms or plan.step_ms)
+        expected_ms = kind.rerun_ms or plan.nworkers * (kind.timings.last_ms or plan.step_ms)
         return self._spent_ms + expected_ms <= _OF_PLANNING * self.plans.planning_ms + _OF_STEPS * self.worked_ms
 
     def _find_shortage(self, plan: StepPlan) -> str:
@@ -258,7 +258,7 @@ class Verification:
         more = f" and {len(others)} more difference{'s' * (len(others) > 1)}" if others else ""
         earlier = f"; earlier steps that were not compared: {self._unverified}" if self._unverified else ""
         return (
-            f"a step by its plan ({plan.nstages} stages on {plan.schedule.ndevs} workers, {plan.name} with "
+            f"a step by its plan ({plan.nstages} stages on {plan.nworkers} workers, {plan.name} with "
             f"{plan.micro_batches_text}) is not equal to its rerun in this process: {first}{more}{earlier}"
         )
 
