@@ -79,7 +79,8 @@ class ForcedPolicy:
         return planner_for(self.config)
 
     def _observe(self, model: nn.Module, pipelined: PipelinedModel, single_ms: float | None) -> None:
-        """Print the plan of the first pipelined step."""
+        """Print the plan of the first pipelined step; plan further kinds of calls once that repays."""
+        pipelined.plans.plans_at_once = False
         pipelined.journal.local_ms = single_ms or 0.0
         reference = weakref.ref(model)
 
