@@ -30,6 +30,7 @@ _NOT_IN_KEY = frozenset(
         "measured_plan",
         "measure_speeds",
         "local_step_ms",
+        "deadline_s",
         "program",
     )
 )
@@ -70,6 +71,7 @@ class PlanRequest:
     local_step_ms: float = (
         0.0  # measured in this process; a planning that takes many times longer is refused; 0: plan anyway
     )
+    deadline_s: float | None = None  # processor time of this process at which planning is given up
     measure_speeds: SpeedProbe | None = None  # measures the speed of the running workers
 
     @property
