@@ -23,7 +23,7 @@ LOCKED  = $$($(BIN)/python -c 'import sys; own = "Python %d.%d" % sys.version_in
             print("-c $(LOCK)" if has else ""); \
             has or print("── $(LOCK) is not for " + own + ": versions are the newest that fit", file=sys.stderr)')
 
-.PHONY: help init lock install tests tests-quick tests-all tests-newest tests-torch lint format bench clean samples/ $(addprefix samples/,$(SAMPLES))
+.PHONY: help init lock install tests tests-quick tests-all tests-newest tests-torch lint format bench docs clean samples/ $(addprefix samples/,$(SAMPLES))
 
 help:
 	@echo "make init          create .venv and install the development requirements, by the versions of $(LOCK)"
@@ -35,7 +35,7 @@ help:
 	@echo "make tests-newest  the core tests on the newest torch and transformers, in .venv-newest"
 	@echo "make tests-torch VERSION=2.15.0   the core tests on another torch, in .venv-torch-2.15.0"
 	@echo "make lint          ruff and mypy;  make format rewrites"
-	@echo "make bench         the benchmarks, as ratios"
+	@echo "make bench         the benchmarks, as ratios;  make docs writes the site to build/site"
 
 init: $(READY)
 
@@ -113,6 +113,10 @@ lint: $(READY)
 format: $(READY)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+docs: $(READY)
+	$(BIN)/python -m sphinx -W --keep-going -b html docs build/site
+	@echo "the site: build/site/index.html"
 
 bench: $(READY)
 	@missed=; for file in benchmarks/bench_*.py; do \

@@ -42,6 +42,7 @@ LAYERS = (
     ("runtime",),
     ("tensorflow",),
     ("report",),
+    ("tune",),
     ("launcher",),
     ("compiler", "managed"),
     ("cli",),

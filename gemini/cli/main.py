@@ -33,6 +33,8 @@ COMMANDS = {
     "pipe": "gemini.cli.pipe",
     "shard": "gemini.cli.shard",
     "schedule": "gemini.cli.schedule",
+    "simulate": "gemini.cli.simulate_step",
+    "tune": "gemini.cli.tune",
     "inspect": "gemini.cli.inspect",
     "passes": "gemini.cli.passes",
     "dump": "gemini.cli.dump",
