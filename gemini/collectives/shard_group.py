@@ -74,6 +74,12 @@ class ShardGroup(ABC):
     def all_to_all(self, x: torch.Tensor, have: Shard, want: Shard) -> torch.Tensor:
         """Return this shard's slice in another layout."""
 
+    def counted(self) -> Counter[str]:
+        """Return the collectives so far by the names of plans, in which a maximum is an all-reduce."""
+        found = Counter(self.counts)
+        found[ALL_REDUCE] += found.pop(MAXIMUM, 0)
+        return found
+
     @abstractmethod
     def barrier(self) -> None:
         """Wait until all shards have come here; counts as no collective."""

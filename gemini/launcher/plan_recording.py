@@ -44,6 +44,7 @@ class RecordingPolicy(ForcedPolicy):
 
     def _observe(self, model: nn.Module, pipelined: PipelinedModel, single_ms: float | None) -> None:
         super()._observe(model, pipelined, single_ms)
+        pipelined.plans.plans_at_once = True  # the program is recorded, whatever its length
         self._models.append((type(model).__name__, pipelined))
 
     def _count_step(self, optimizer: Any, *_: Any) -> None:

@@ -79,14 +79,15 @@ class ForcedPolicy:
         return planner_for(self.config)
 
     def _observe(self, model: nn.Module, pipelined: PipelinedModel, single_ms: float | None) -> None:
-        """Print the plan of the first pipelined step."""
+        """Print the plan of the first pipelined step; plan further kinds of calls once that repays."""
+        pipelined.plans.plans_at_once = False
         pipelined.journal.local_ms = single_ms or 0.0
         pipelined.journal.places = self.discovery.places_of(model)
         reference = weakref.ref(model)
 
         def show(plan: StepPlan) -> None:
             if (model := reference()) is not None:
-                self.show(model, plan, single_ms)
+                self.show(model, plan, single_ms or pipelined.verification.local_ms or None)
 
         pipelined.plans.on_first_step = show
 

@@ -30,6 +30,7 @@ _NOT_IN_KEY = frozenset(
         "measured_plan",
         "measure_speeds",
         "local_step_ms",
+        "deadline_s",
         "program",
     )
 )
@@ -50,6 +51,7 @@ class PlanRequest:
     micro_batches: int
     threads: int = 1  # per worker
     shards: int = 1  # of every stage: each of the `workers` is a group of as many
+    sharding_dim: int | None = None  # of all weights: 0 the reduction dimension, -1 the output dimension
     partitioner: str = "exact"
     schedule: str = AUTO
     memory_limit_mb: float | None = None  # per worker
@@ -69,6 +71,7 @@ class PlanRequest:
     local_step_ms: float = (
         0.0  # measured in this process; a planning that takes many times longer is refused; 0: plan anyway
     )
+    deadline_s: float | None = None  # processor time of this process at which planning is given up
     measure_speeds: SpeedProbe | None = None  # measures the speed of the running workers
 
     @property

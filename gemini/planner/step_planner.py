@@ -33,7 +33,7 @@ from gemini.planner.microbatch_split import find_batch_dims
 from gemini.planner.plan_request import PlanRequest
 from gemini.planner.plan_reuse import find_equivalent_plan
 from gemini.planner.plan_search import search_plan
-from gemini.planner.planning_time import CallCount, check_planning_time
+from gemini.planner.planning_time import CallCount, check_deadline, check_planning_time
 from gemini.planner.preconditions import check_graph_attributes, check_model
 from gemini.planner.replan import apply_measured_times
 from gemini.planner.rng_analysis import check_host_rng, record_stage_rng
@@ -204,7 +204,9 @@ def _load_or_search(
     graph, count, parts = micro_batch.graph, len(micro_batch.sizes), micro_batch.parts
 
     def build() -> CachedPlan:
+        check_deadline(request)
         profile = _profile_micro_batch(graph, *micro_batch.call, request, parts) if known is None else known
+        check_deadline(request)
         options = request.options(count, parts, on_cpu=_is_on_cpu(graph))
         choice = search_plan(graph, profile, request, options, is_bound=is_bound, tail=tail)
         return CachedPlan(profile, choice.partition, choice.analysis, choice.plan, choice.recompute)

@@ -90,6 +90,7 @@ class StepProgram:
     detached: frozenset[int] = frozenset()  # stages in which no value has a gradient
     tail: Tail | None = None  # runs once on all micro-batches; its stage is the last, and in no order
     shards: tuple[int, ...] = ()  # of every stage: the workers that run it together; (): one each
+    collectives: Sequence[tuple[dict[str, int], dict[str, int]]] = ()  # of stages with several: forward, backward
     written: Mapping[int, tuple[int, ...]] = field(default_factory=dict)  # of stages with several: buffers they write
 
     def __post_init__(self) -> None:

@@ -16,7 +16,7 @@ several groups has one dimension more (`parameter_slice`), which the graph flatt
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -36,6 +36,7 @@ from gemini.tensor_parallel.layouts import (
     Replicate,
     Shard,
     local_size,
+    move_collectives,
     unit_count,
     unit_range,
     value_part,
@@ -44,6 +45,7 @@ from gemini.tensor_parallel.shard_plan import (
     SAME,
     VOCABULARY_CROSS_ENTROPY,
     VOCABULARY_EMBEDDING,
+    InnerCollective,
     NodeShards,
     ShardPlan,
 )
@@ -66,6 +68,27 @@ class LocalGraph:
     graph: Graph
     stages: tuple[tuple[int, ...], ...]
     node_of: Mapping[int, int]
+
+    def collectives(self, plan: ShardPlan) -> list[tuple[dict[str, int], dict[str, int]]]:
+        """Return the collectives of each stage on one micro-batch, forward and at most backward, by name."""
+        inner = {self.node_of[one.node]: one.collectives for one in plan.nodes if one.collectives}
+        return [self._count(stage, inner) for stage in self.stages]
+
+    def _count(
+        self, stage: tuple[int, ...], inner: Mapping[int, tuple[InnerCollective, ...]]
+    ) -> tuple[dict[str, int], dict[str, int]]:
+        forward, backward = Counter[str](), Counter[str]()
+        for at in stage:
+            node = self.graph.nodes[at]
+            if node.target == MOVE:
+                have, want = (form.value for form in node.args.items[1:3])  # type: ignore[union-attr]
+                names = move_collectives(have, want, self.graph.meta(Ref(at)).requires_grad)
+                forward[names[0]] += 1
+                backward[names[1]] += 1
+            for one in inner.get(at, ()):
+                (forward if one.phase == "forward" else backward)[one.name] += 1
+        del forward[""], backward[""]
+        return dict(forward), dict(backward)
 
 
 def local_graph(graph: Graph, plan: ShardPlan, stage_of: Mapping[int, int]) -> LocalGraph:

@@ -29,10 +29,10 @@ class Runner(Protocol):
 def compare_steps(runner: Runner, twin: TwinGraph, fed: Mapping[str, Any]) -> tuple[dict[str, Any], Comparison]:
     """Return the random numbers that were drawn, and the comparison."""
     notes = twin.notes
+    tensors = [tensor for note in notes for tensor in (*note.losses, *note.tensors)]
     losses = [loss.name for note in notes for loss in note.losses]
-    gradients = [tensor.name for note in notes for tensor in note.tensors]
-    old = losses + gradients
-    new, _ = twin.resolve([tensor for note in notes for tensor in (*note.losses, *note.tensors)], [])
+    old = [tensor.name for tensor in tensors]
+    new, _ = twin.resolve(tensors, [])
     random = twin.pieces.random
     names = list(dict.fromkeys([*old, *new, *random]))
     found = dict(zip(names, runner.run_names(names, (), fed), strict=True))

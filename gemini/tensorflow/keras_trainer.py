@@ -48,9 +48,13 @@ def _steps_by_size(model: Any, step_function: Callable[..., Any]) -> Callable[..
     """Return the function that Keras calls with an iterator for `steps_per_execution` steps."""
     import tensorflow as tf
 
+    from gemini.tensorflow.function_twin import redirect
+
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def one_step(data: Any) -> Any:
-        return step_function(data)
+        results = step_function(data)
+        redirect(tf.compat.v1.get_default_graph(), tf.nest.flatten(results))
+        return results
 
     traced = tf.function(one_step, jit_compile=False)
 

@@ -32,18 +32,15 @@ class MirrorGraph:
 
         if self._version == self.source.version:
             return
-        fresh = self.source.as_graph_def(from_version=self._version)
+        fresh = self.source.as_graph_def()
         self._version = self.source.version
         self.library = fresh.library
         added = tf.GraphDef(versions=fresh.versions, library=fresh.library)
         for node in fresh.node:
-            if node.name in self.node_of:
-                raise GraphError(
-                    f"{node.name} ({node.op}) was changed after the first run of its session\n"
-                    "    → build the whole graph before, or make a new session"
-                )
+            if (known := self.node_of.get(node.name)) is not None:
+                _check_unchanged(known, node)
+                continue
             self.node_of[node.name] = node
-        for node in fresh.node:
             copy = added.node.add()
             copy.CopyFrom(node)
             copy.device = self._choose_device(node, device_of)
@@ -68,3 +65,11 @@ class MirrorGraph:
     def op(self, name: str) -> Any:
         """Return the copy of an op."""
         return self.graph.get_operation_by_name(name)
+
+
+def _check_unchanged(known: Any, node: Any) -> None:
+    if known != node:
+        raise GraphError(
+            f"{node.name} ({node.op}) was changed after the first run of its session\n"
+            "    → build the whole graph before, or make a new session"
+        )

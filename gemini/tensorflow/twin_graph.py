@@ -79,10 +79,11 @@ class TwinGraph:
         before = len(graph.get_operations())
         tensors = [graph.get_tensor_by_name(self._resolved[loss.name]) for loss in note.losses]
         sources = [graph.get_tensor_by_name(self._source_name(source)) for source in note.sources]
+        taken = [graph.get_tensor_by_name(name) for name in sorted(self._sources & self.facts.tainted)]
         with graph.as_default():
             found = gradients_impl.gradients(
                 tensors, sources, name=self.prefix + "gradients", colocate_gradients_with_ops=True,
-                **self._arguments(note.arguments),
+                stop_gradients=taken, **self._arguments(note.arguments),
             )  # fmt: skip
         self._place_gradients(graph.get_operations()[before:])
         self._map_gradients(note, found)
@@ -133,6 +134,12 @@ class TwinGraph:
                 raise SplitRefused(f"the gradient of {source.name} has rows in the graph, and none in the twin")
             for one, other in zip(components(old), components(new), strict=True):
                 self._resolved[one.name] = other.name
+
+    def whole(self, name: str) -> Any:
+        """Return the tensor of the twin that equals one of the forward part."""
+        found = self.pieces.whole(name)
+        self._writer.flush()
+        return self._mirror.graph.get_tensor_by_name(found)
 
     def count_ops(self) -> dict[str, int]:
         """Return the number of ops of blocks per device."""

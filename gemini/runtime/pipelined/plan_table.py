@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 import time
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 
 from gemini.capture.module_hooks import without_hooks
@@ -52,6 +54,7 @@ _NUMBERS = re.compile(r"\d+")  # sizes, in lines that are logged once
 _FAILED = "planning failed: "
 _CHOOSING = 0.25  # the share of planning that making a plan again takes
 _LEAST_MS = 1000.0  # at least: the first plan may have come from the cache
+_FORWARD = 1 / 3  # the share of a step
 _SAID = 3  # plans that are logged, one line each: varying sizes make many
 _WAYS = 3  # further branches on random numbers that are planned
 
@@ -71,6 +74,9 @@ class PlanTable:
         self._planning_error: Exception | None = None  # of a failed planning
         self._plans_logged = 0  # number of plans that were logged
         self.on_first_step: Callable[[StepPlan], None] | None = None  # called after the first step by a plan
+        self.on_step: Callable[[float], None] | None = None  # called after every step by a plan, with its milliseconds
+        self.plans_at_once = True  # further kinds of calls, too; else once their calls would have repaid it
+        self._calls: Counter[Any] = Counter()  # of kinds that are not planned yet
 
     def find(self, model: nn.Module, roster: ModelContents, call: ModelCall) -> tuple[CallKind, int | None]:
         """Return the kind of a call, and its samples where it has a plan; a new kind is planned."""
@@ -95,7 +101,7 @@ class PlanTable:
         if (resized := self._resize(model, found, call)) is not None:
             return resized, resized.samples(call.tensors)
         key = kind_key(roster, call)
-        if reason := self._find_planning_limit(key):
+        if reason := self._find_planning_limit(key) or self._find_unpaid(key, found):
             return CallKind(reason=reason), None
         known = [kind for kinds in self.kinds.values() for kind in kinds if kind.origin is None]
         planned = {id(kind.plan.partition) if kind.plan is not None else id(kind) for kind in known}
@@ -124,6 +130,25 @@ class PlanTable:
             found.remove(resized[0])
         found.append(kind)
         return kind
+
+    def _find_unpaid(self, key: Any, found: list[CallKind]) -> str:
+        """Return why a further kind of call is not planned yet: its calls so far would not have repaid that.
+
+        The first kind is planned at once, and so is its second size, which makes a plan for all others.
+        """
+        planned = [kind for kind in found if kind.origin is None]
+        shown = self._reported_kind()
+        if self.plans_at_once or shown is None or shown.plan is None:
+            return ""
+        if torch.is_grad_enabled() and len(planned) == 1 and planned[0].plan is not None:
+            return ""
+        self._calls[key] += 1
+        saved_ms = max(shown.plan.analysis.single_ms - shown.plan.step_ms, 0.0)
+        if not torch.is_grad_enabled():
+            saved_ms *= _FORWARD
+        count = sum(kind.origin is None for kinds in self.kinds.values() for kind in kinds)
+        cost_ms = max(self.planning_ms / max(count, 1), _LEAST_MS)
+        return FallbackReason.UNPAID if self._calls[key] * saved_ms < cost_ms else ""
 
     def find_edited_stages(self, model: nn.Module, args: Any, kwargs: Any) -> Piped | None:
         """Return the stages of a compiled program that replace a model in its first call: those that were edited."""
@@ -179,6 +204,8 @@ class PlanTable:
         if self.on_first_step is not None:
             on_first_step, self.on_first_step = self.on_first_step, None
             on_first_step(kind.plan)
+        if self.on_step is not None:
+            self.on_step(step_ms)
         if samples == kind.plan.batch.size:
             kind.timings.add(kind.plan, ran, step_ms, max(_CHOOSING * kind.planning_ms, _LEAST_MS))
         if kind.plan is not self.reported:

@@ -71,4 +71,5 @@ def sharded_stages(
         for name, tensor in stages[stage].named_parameters(remove_duplicate=False)
         if not isinstance(plan.tensor(name).layout, Replicate)
     }
-    return ShardedStages(groups, layouts, {stage: program.written.get(stage, ()) for stage in groups})
+    written = {stage: program.written.get(stage, ()) for stage in groups}
+    return ShardedStages(groups, layouts, written, {stage: program.collectives[stage] for stage in groups})

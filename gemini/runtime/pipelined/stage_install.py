@@ -43,8 +43,10 @@ def get_executor(kind: CallKind, prepared: PreparedLoss, known: Iterable[CallKin
             piped, kind.plan.schedule, recompute=recompute, rng_patterns=kind.plan.rng_patterns, tail=tail,
             shards=kind.plan.shard_count,
         )  # fmt: skip
+        local, shards = kind.plan.local, kind.plan.shards
         program = replace(
-            made, once=kind.plan.buffers_written_once, detached=_find_detached(kind.plan),
+            made, collectives=() if local is None or shards is None else local.collectives(shards),
+            once=kind.plan.buffers_written_once, detached=_find_detached(kind.plan),
             written=_find_written(kind.plan, piped) if kind.plan.shards is not None else {},
         )  # fmt: skip
         executor = Executor(

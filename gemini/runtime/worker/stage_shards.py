@@ -8,13 +8,16 @@ write to copies, which are renewed before each step.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import nn
 
+from gemini.collectives.shard_group import CollectiveMismatchError
 from gemini.tensor_parallel.layouts import Shard
 from gemini.tensor_parallel.local_graph import parameter_slice
 
@@ -27,12 +30,18 @@ class ShardedStages(NamedTuple):
     """Sent with the stages of a program: how a worker takes part in them.
 
     `groups` are the workers of each stage that has several, by shard; `layouts` those of parameters that are not simply
-    whole, by number; `written` the positions of the buffers that a stage writes.
+    whole, by number; `written` the positions of the buffers that a stage writes; `collectives` those of a stage on one
+    micro-batch, forward and at most backward, by name.
     """
 
     groups: dict[int, tuple[int, ...]]
     layouts: dict[int, Any]
     written: dict[int, tuple[int, ...]]
+    collectives: dict[int, tuple[dict[str, int], dict[str, int]]]
+
+
+def _text(found: Counter[str]) -> str:
+    return ", ".join(f"{count} {name}" for name, count in sorted(found.items())) or "no collectives"
 
 
 @dataclass(frozen=True)
@@ -57,6 +66,7 @@ class StageShards:
         self, message: ShardedStages, place: int, stages: Mapping[int, nn.Module], tensors: Mapping[int, torch.Tensor]
     ) -> None:
         self.members = message.groups  # of every stage with several shards
+        self.collectives = message.collectives
         self.ranks = {stage: workers.index(place) for stage, workers in message.groups.items()}
         self.slices: dict[int, ParameterShard] = {}  # by identity of the leaf
         self.partial: list[torch.Tensor] = []  # parameters whose gradients the shards sum after the last backward
@@ -108,6 +118,32 @@ class StageShards:
     def reports(self, stage: int) -> bool:
         """Whether this worker reports the results of a stage that all its shards have: it is the first."""
         return not self.ranks.get(stage, 0)
+
+    @contextmanager
+    def check_forward(self, stage: int, group: ShardGroup | None) -> Iterator[None]:
+        """Run the forward of a stage inside; raises where it does not run the collectives of the plan."""
+        before = Counter[str]() if group is None else group.counted()
+        yield
+        if group is not None:
+            found, planned = group.counted() - before, self._planned(stage, 0)
+            if found != planned:
+                raise CollectiveMismatchError(f"forward of stage {stage}: {_text(found)}, planned {_text(planned)}")
+
+    @contextmanager
+    def check_backward(self, stage: int, group: ShardGroup | None) -> Iterator[None]:
+        """Run the backward of a stage inside; raises where it runs more collectives than planned.
+
+        A checkpoint inside repeats some of the forward.
+        """
+        before = Counter[str]() if group is None else group.counted()
+        yield
+        if group is not None:
+            found, planned = group.counted() - before, self._planned(stage, 0) + self._planned(stage, 1)
+            if found - planned:
+                raise CollectiveMismatchError(f"backward of stage {stage}: {_text(found)}, planned {_text(planned)}")
+
+    def _planned(self, stage: int, phase: int) -> Counter[str]:
+        return Counter(self.collectives[stage][phase])
 
     def begin(self, groups: Mapping[tuple[int, ...], ShardGroup]) -> None:
         """Renew the copies of buffers, before a shard writes the shared ones."""

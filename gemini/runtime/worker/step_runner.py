@@ -21,7 +21,7 @@ import torch
 
 from gemini.autograd_engine import accumulate
 from gemini.batch_analysis.tape_interpreter import OpRaised, run_ops
-from gemini.collectives.shard_group import ShardGroup, use_group
+from gemini.collectives.shard_group import CollectiveMismatchError, ShardGroup, use_group
 from gemini.ir.autograd_modes import Region
 from gemini.random_numbers.rng_state import get_state, set_state
 from gemini.random_numbers.sliced_rng import RandomOpsDiffer, SlicedRandomOps
@@ -180,7 +180,10 @@ class StepRunner:
             stage.buffers.restore([(at, before) for at, before in self.saved[task.stage] if at in once])
         with ExitStack() as stack:
             self.region.enter(stack, Region.current())
-            stack.enter_context(use_group(self._group(task.stage)))
+            group = self._group(task.stage)
+            stack.enter_context(use_group(group))
+            if self.program.shards is not None:
+                stack.enter_context(self.program.shards.check_forward(task.stage, group))
             if self.records:
                 stack.enter_context(STORE.activate())
                 if not saves:
@@ -189,7 +192,7 @@ class StepRunner:
                 if self._random_ops(task.stage):
                     return self._forward_with_rng(task, stage, given, graph)
                 return stage.forward(given, graph)
-            except (Refusal, RandomOpsDiffer, StepAborted):
+            except (Refusal, RandomOpsDiffer, StepAborted, CollectiveMismatchError):
                 raise
             except BaseException as error:
                 raise StageRaised(error, task, stage) from error
@@ -339,9 +342,11 @@ class StepRunner:
         drawn = self.sliced_rng.get(task.stage) if task.kind != TAIL or self.plan.tail.stage is not None else None
         try:
             drawing = drawn.recompute() if drawn is not None else nullcontext()
-            with STORE.collect_into(queue), drawing, use_group(self._group(task.stage)):
+            group, shards = self._group(task.stage), self.program.shards
+            checking = nullcontext() if shards is None else shards.check_backward(task.stage, group)
+            with STORE.collect_into(queue), drawing, use_group(group), checking:
                 accumulate([edge for edge, _ in roots], [gradient for _, gradient in roots])
-        except (RandomOpsDiffer, StepAborted):
+        except (RandomOpsDiffer, StepAborted, CollectiveMismatchError):
             raise
         except BaseException as error:
             raise StageRaised(error, task, stage) from error
