@@ -42,6 +42,8 @@ COMMANDS = {
     "worker": "gemini.cli.worker",
     "explain": "gemini.cli.explain",
     "report": "gemini.cli.report",
+    "cache": "gemini.cli.cache",
+    "doctor": "gemini.cli.doctor",
 }
 
 SUCCESS, USAGE, INTERRUPTED = 0, 2, 130
