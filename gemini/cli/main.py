@@ -32,7 +32,6 @@ COMMANDS = {
     "passes": "gemini.cli.passes",
     "dump": "gemini.cli.dump",
     "ast": "gemini.cli.ast",
-    "worker": "gemini.cli.worker",
     "explain": "gemini.cli.explain",
     "report": "gemini.cli.report",
 }

@@ -61,6 +61,9 @@ class GeminiConfig:
         """devices, as '{"stage_0": {"shard_0": "cuda:0"}}' or the path of a JSON file""",
         hash=False,
     )
+    cluster: str | None = _setting(
+        None, readers.word, "ADDRESS", "Ray cluster whose hosts run workers, as HOST:PORT; auto: that of RAY_ADDRESS"
+    )
     partitioner: str = _setting("exact", readers.partitioner, "NAME", "algorithm that cuts the model into stages")
     schedule: str = _setting(
         "auto", readers.schedule, "NAME", "auto, composed, none, a schedule of the library, or the file of a plan"
@@ -138,7 +141,8 @@ class GeminiConfig:
     def asks_for_workers(self) -> bool:
         """Whether these settings request several devices, rather than leave the choice to Gemini."""
         degrees = (self.sharding_size or 1, self.pipeline_degree or 1, self.workers or 1)
-        return self.mode is not Mode.AUTO or max(degrees) > 1 or self.device_mapping is not None
+        is_forced = self.mode is not Mode.AUTO or self.cluster is not None
+        return is_forced or max(degrees) > 1 or self.device_mapping is not None
 
     @property
     def worker_count(self) -> int:

@@ -120,6 +120,7 @@ class Executor:
         self._parameters: dict[int, nn.Parameter] = {}
         self._orders: dict[int, GradientOrder] = {}  # of gradients, by kind of step
         self._places: TensorPositions | None = None  # of the tensors of all stages
+        self._are_replaced = False  # whether a worker on another host has new replicas
         self._known_state: ModelStateLike | None = None  # the model state that the workers have
         self._retired = _retired_programs.setdefault(pool, deque())
         call_when_freed(self, partial(self._retired.append, self.number))
@@ -144,6 +145,7 @@ class Executor:
         ]
         self._tensors = [*itertools.chain.from_iterable(self._held)]
         self._ensure_shared()
+        self._are_replaced = False
         for worker in self.workers:
             numbers = self.program.stages_of(worker.index)
             expect_done(
@@ -172,7 +174,8 @@ class Executor:
         if self._places is not None and self._places.hold(have_shapes=have_shapes):
             return
         for worker, held in zip(self.workers, self._held, strict=True):
-            self.shared_parameters.ensure_shared(held, worker.device)
+            has_new = worker.ensure_stages_shared(self.number, held, self.shared_parameters)
+            self._are_replaced |= has_new and worker.is_remote
         self._places = TensorPositions(self._tensors)
 
     def _refresh_stages(self, state: ModelStateLike | None) -> bool:
@@ -184,7 +187,7 @@ class Executor:
         if not is_known and self._follow is not None:
             self._follow()
         self._ensure_shared(have_shapes=is_known)
-        if self._moves != self.shared_parameters.relocations or any(
+        if self._are_replaced or self._moves != self.shared_parameters.relocations or any(
             snapshot.find_change(is_known) for snapshot in self._snapshots
         ):
             self.install(self.stages, self._texts)
@@ -352,7 +355,7 @@ class Executor:
         return result
 
     def _order(
-        self, kind: int, layouts: list[GradientLayout], loose: list[list[int]], request: StepRequest
+        self, kind: int, layouts: list[GradientLayout], loose: list[list[tuple[int, int]]], request: StepRequest
     ) -> GradientOrder:
         """Return the parameters of the gradients."""
         known = self._orders.get(kind)

@@ -6,6 +6,7 @@ A tensor on the model's device arrives on the worker's device and vice versa; on
 from __future__ import annotations
 
 import itertools
+import os
 import queue
 import threading
 from typing import Any
@@ -15,7 +16,7 @@ import torch
 from gemini.runtime.devices.base import Device, Segment
 from gemini.runtime.devices.cpu import Cpu
 from gemini.runtime.transport import tensor_header
-from gemini.runtime.transport.channel import Channel
+from gemini.runtime.transport.channel import Channel, ChannelClosed
 from gemini.runtime.transport.dist_p2p import P2PChannel
 from gemini.runtime.transport.link import Link
 from gemini.runtime.transport.shm_pool import Slab
@@ -97,6 +98,8 @@ class ReceiveBuffers:
 class RemoteTensorTransport(TensorTransport):
     """Both directions of one end, without shared memory."""
 
+    shares_memory = False
+
     def __init__(self, device: Device, p2p: P2PChannel) -> None:
         super().__init__(device)
         buffers_by_device: list[Any] = [
@@ -142,7 +145,17 @@ class ThreadedRemoteLink(RemoteLink):
     def __init__(self, channel: Channel, p2p: P2PChannel, side: int = 0) -> None:
         super().__init__(channel, p2p, side)
         self._arrived: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._count = os.eventfd(0, os.EFD_SEMAPHORE | os.EFD_CLOEXEC)  # of messages that have arrived, to poll
         threading.Thread(target=self._receive_all, name="gemini-inbox", daemon=True).start()
+
+    @property
+    def has_more(self) -> bool:
+        """Polling misses nothing."""
+        return False
+
+    def fileno(self) -> int:
+        """Return the descriptor to poll: the channel itself is read by the thread."""
+        return self._count
 
     def receive(self, timeout: float | None = None) -> tuple[Any, list[int]] | None:
         """Return the next message; None if none arrives in time."""
@@ -151,14 +164,45 @@ class ThreadedRemoteLink(RemoteLink):
         except queue.Empty:
             return None
         if isinstance(found, BaseException):
-            self._arrived.put(found)  # for later calls
+            self._arrived.put(found)  # for later calls; the descriptor stays readable
             raise found
+        os.eventfd_read(self._count)
         message: tuple[Any, list[int]] = found
         return message
 
     def _receive_all(self) -> None:
         try:
             while True:
-                self._arrived.put(super().receive())
+                self._put(super().receive())
         except BaseException as error:
-            self._arrived.put(error)
+            self._put(error)
+
+    def _put(self, found: Any) -> None:
+        self._arrived.put(found)
+        os.eventfd_write(self._count, 1)
+
+
+class PeerRemoteLink(ThreadedRemoteLink):
+    """A remote link between workers: it sends in a thread, too, so that transfers overlap with computation."""
+
+    def __init__(self, channel: Channel, p2p: P2PChannel, side: int, device: Device) -> None:
+        super().__init__(channel, p2p, side)
+        self.set_device(device)
+        self._leaving: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        threading.Thread(target=self._send_all, name="gemini-outbox", daemon=True).start()
+
+    def has_room(self, timeout_ms: int) -> bool:  # noqa: ARG002
+        """Messages wait in memory."""
+        return True
+
+    def _send(self, kind: str, fields: tuple[Any, ...], headers: list[Any], descriptors: tuple[int, ...]) -> None:
+        if self.channel.is_broken:
+            raise ChannelClosed("it is broken")
+        self._leaving.put((kind, fields, headers, descriptors))
+
+    def _send_all(self) -> None:
+        try:
+            while True:
+                super()._send(*self._leaving.get())
+        except ChannelClosed:
+            self.channel.is_broken = True  # the receiving thread reports it

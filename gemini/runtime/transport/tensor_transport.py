@@ -40,6 +40,8 @@ class SegmentAnnouncement(NamedTuple):
 class TensorTransport:
     """Both directions of one end."""
 
+    shares_memory = True
+
     def __init__(self, device: Device | None = None) -> None:
         self.device = device or Cpu()
         devices = [self.device] if self.device.owns(torch.empty(0)) else [self.device, Cpu()]

@@ -24,7 +24,7 @@ from gemini.ir.autograd_modes import Region
 from gemini.random_numbers.rng_state import get_state, set_state
 from gemini.random_numbers.sliced_rng import RandomOpsDiffer, SlicedRandomOps
 from gemini.runtime.step_messages import PeerMessage, Step, Stepped
-from gemini.runtime.worker.gradient_buffers import GradientBuffers
+from gemini.runtime.worker.gradient_buffers import GradientBuffers, LooseGradients
 from gemini.runtime.worker.microbatch_inputs import MicrobatchInputs
 from gemini.runtime.worker.p2p import PeerLinks, StepAborted
 from gemini.runtime.worker.program_state import InstalledProgram, WorkerPlan
@@ -49,7 +49,7 @@ class StepBackup(NamedTuple):
     """The state before a step: buffers, and the gradient buffers to free."""
 
     buffers: list[tuple[LiveStage, list[tuple[int, torch.Tensor]]]]
-    gradients: GradientBuffers
+    gradients: GradientBuffers | LooseGradients
 
     def restore(self) -> None:
         """Restore it."""
@@ -68,7 +68,10 @@ class StepRunner:
         self.mailbox = ValueMailbox(plan.local_readers)
         self.inputs = MicrobatchInputs(request.inputs, request.numbers, request.tensors, request.sizes)
         self.operands = MicrobatchInputs(request.operands, [], request.tensors, request.sizes)
-        self.gradients = GradientBuffers(control, plan.places)
+        shares = control.transport.shares_memory
+        self.gradients: GradientBuffers | LooseGradients = (
+            GradientBuffers(control, plan.places) if shares else LooseGradients(self.program.parameters)
+        )
         self.graphs: dict[tuple[int, int], MicrobatchGraph] = {}
         self.delayed: dict[
             tuple[int, int], deque[DelayedGrad]
@@ -367,9 +370,9 @@ class StepRunner:
             if tensor.requires_grad and id(tensor) not in numbers
         ]
         self.gradients.adopt(self.program.parameters)  # including those that only the loss uses
-        loose = [p for p in self.program.parameters if p.grad is not None and p.grad.layout is not torch.strided]
-        tensors: list[Any] = [parameter.grad for parameter in loose]
         shared = self.gradients.hand_over()
+        loose = [parameter for parameter in self.program.parameters if parameter.grad is not None]
+        tensors: list[Any] = [parameter.grad for parameter in loose]
         for parameter in loose:
             parameter.grad = None
         if self.root is not None:
@@ -384,7 +387,7 @@ class StepRunner:
         ]
         return Stepped(
             self.request.number, *self.plan.layout(gradients, self.request.layout),
-            [numbers[id(parameter)] for parameter in loose], self.root is not None, given,
+            [(numbers[id(parameter)], latest.get(id(parameter), 0)) for parameter in loose], self.root is not None, given,
             [number for number, _ in operand_gradients],
             self.rng_states.get(drawing[-1], b"") if drawing else b"", marshal.dumps(self.trace), tensors,
         )  # fmt: skip
