@@ -46,6 +46,7 @@ class Hello(NamedTuple):
     recursion: int
     device: str
     back_end: str  # the path of its class
+    clock: float  # its clock, in which workers report times
 
 
 class Ready(NamedTuple):

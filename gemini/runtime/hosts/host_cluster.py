@@ -36,6 +36,7 @@ class HostCluster(Protocol):
     """The hosts of one pool."""
 
     host: str  # the address of this host, as other hosts reach it
+    hosts: list[str]  # the addresses of all hosts
 
     def place(self, names: list[str]) -> list[str]:
         """Choose the hosts of the workers; an entry that is on this host becomes a local device."""
@@ -81,7 +82,8 @@ class RayCluster:
         theirs.close()
         threading.Thread(target=self._read, name="gemini-ray", daemon=True).start()
         try:
-            self.ask("connect", _CONNECTING, address=address, host=self.host, code=_code_folder())
+            said = self.ask("connect", _CONNECTING, address=address, host=self.host, code=_code_folder())
+            self.hosts = said["hosts"]
             self._store = _listen(self.host)
         except WorkerError as error:
             self.close()
@@ -194,7 +196,19 @@ def open_cluster(config: GeminiConfig) -> HostCluster:
         address = os.environ.get("RAY_ADDRESS", "")
         if not address:
             raise ConfigError([Fault("cluster = 'auto', and RAY_ADDRESS is not set", "write --cluster HOST:PORT")])
+    if _opened:
+        return _opened.pop()
     return RayCluster(address)
+
+
+def count_hosts(config: GeminiConfig) -> int:
+    """Return the number of hosts of the cluster; the next pool uses the connection."""
+    if not _opened:
+        _opened.append(open_cluster(config))
+    return len(_opened[0].hosts)
+
+
+_opened: list[HostCluster] = []
 
 
 def address_towards(address: str) -> str:

@@ -92,8 +92,11 @@ class RemoteWorker(WorkerHandle):
 
     def _wake(self) -> None:
         """Close the connection of a worker that has ended, or is lost: gloo does not notice a cut link."""
+        channel = self.link.channel
         with contextlib.suppress(OSError):
-            self.link.channel.connection.shutdown(socket.SHUT_RDWR)
+            channel.connection.shutdown(socket.SHUT_RDWR)
+        if isinstance(channel, GlooChannel):
+            channel.ends.close()
 
     def await_ready(self) -> None:
         """Connect to the process, and wait until it is up."""

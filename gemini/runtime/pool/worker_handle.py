@@ -96,7 +96,8 @@ class WorkerHandle:
     def _say_hello(self, threads: int, path: list[str], device: str) -> None:
         with contextlib.suppress(ChannelClosed):  # `await_ready` reports how it ended
             limit, dtype, back_end = sys.getrecursionlimit(), torch.get_default_dtype(), class_path(device)
-            self.link.send(Hello(self.secret, self.index, threads, path, dtype, limit, device, back_end))
+            hello = Hello(self.secret, self.index, threads, path, dtype, limit, device, back_end, time.perf_counter())
+            self.link.send(hello)
 
     @property
     def title(self) -> str:

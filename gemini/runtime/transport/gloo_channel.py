@@ -21,6 +21,7 @@ from gemini.runtime.transport.gloo_pair import FRAMES, GlooPair
 
 _HASH = 32  # bytes
 _HEAD = 8 + _HASH
+_ENDING = 2.0  # seconds for the thread to end
 _FIRST = 4096  # bytes of the first message of a frame
 
 
@@ -34,7 +35,8 @@ class GlooChannel(Channel):
         self._keys = [hmac.digest(key, bytes([side]), "sha256") for side in (pair.side, 1 - pair.side)]
         self._sent = 0
         self._order = threading.Lock()  # numbers follow the order of sending
-        threading.Thread(target=self._receive_all, name="gemini-frames", daemon=True).start()
+        self._thread = threading.Thread(target=self._receive_all, name="gemini-frames", daemon=True)
+        self._thread.start()
 
     def send(self, body: bytes, descriptors: tuple[int, ...] = ()) -> None:
         """Send one frame; raise ChannelClosed if the other side is gone."""
@@ -54,6 +56,13 @@ class GlooChannel(Channel):
             except BaseException:
                 self.is_broken = True
                 raise
+
+    def close(self) -> None:
+        """End the connection, and the thread: one that waits in gloo at the exit of Python would abort the process."""
+        self.ends.close()
+        super().close()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(_ENDING)
 
     def cork(self) -> None:
         """Do nothing: the contents of tensors follow their frame, whose receiver waits for them."""

@@ -9,6 +9,10 @@ they listen. gloo listens only on the address that each end names.
 
 from __future__ import annotations
 
+import contextlib
+import os
+import socket
+import stat
 from datetime import timedelta
 from typing import Any, NamedTuple
 
@@ -34,14 +38,29 @@ class MeetingPoint(NamedTuple):
 
 
 class GlooPair:
-    """One end; side 0 is the controller, or the worker with the lower number. Blocks until the other end is there."""
+    """One end; side 0 is the controller, or the worker with the lower number. Blocks until the other end is there.
+
+    gloo offers no way to end a wait. `close` therefore shuts down the connection itself, whose socket is the one that
+    appeared while gloo connected.
+    """
 
     def __init__(self, store: Any, side: int, host: str, seconds: float) -> None:
         self.store, self.side, self.timeout = store, side, timedelta(seconds=seconds)
         options = dist.ProcessGroupGloo._Options()
         options._devices = [dist.ProcessGroupGloo.create_device(hostname=host)]
         options._timeout = self.timeout
+        before = _connections(host)
         self._group = dist.ProcessGroupGloo(store, side, 2, options)
+        new = [descriptor for number, descriptor in _connections(host).items() if number not in before]
+        self._sockets = [socket.socket(fileno=os.dup(descriptor)) for descriptor in new]
+
+    def close(self) -> None:
+        """End the connection: whoever waits gets an error, here and, if the link works, at the other end."""
+        for one in self._sockets:
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+            one.close()
+        self._sockets = []
 
     def send(self, contents: torch.Tensor, tags: int) -> None:
         """Send bytes; raise RuntimeError if the other end is gone, or takes none of them in time."""
@@ -53,3 +72,19 @@ class GlooPair:
         limit = self.timeout if tags == TENSORS else _FOREVER
         for piece in contents.split(_PIECE):
             self._group.recv([piece], 1 - self.side, tags + 1 - self.side).wait(limit)
+
+
+def _connections(host: str) -> dict[int, int]:
+    """Return the TCP connections of this process from an address: descriptors by inode."""
+    found: dict[int, int] = {}
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            descriptor = int(name)
+            status = os.fstat(descriptor)
+            if not stat.S_ISSOCK(status.st_mode):
+                continue
+            with socket.socket(fileno=os.dup(descriptor)) as one:
+                if one.family in (socket.AF_INET, socket.AF_INET6) and one.getsockname()[0] == host:
+                    one.getpeername()  # raises where it only listens
+                    found[status.st_ino] = descriptor
+    return found

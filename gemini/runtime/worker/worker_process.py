@@ -19,6 +19,7 @@ import os
 import signal
 import socket
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -97,6 +98,8 @@ class Server:
 
         preload, drop, stop = self.protocol.Preload, self.protocol.DropCalls, self.protocol.Stop
         hello, _ = self.link.receive()
+        if not self.link.transport.shares_memory:
+            self.link.clock_offset = hello.clock - time.perf_counter()  # later than it was by one message
         sys.path[:] = hello.path
         sys.setrecursionlimit(hello.recursion)
         torch.set_num_threads(hello.threads)
