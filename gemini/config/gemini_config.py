@@ -54,6 +54,9 @@ class GeminiConfig:
     )
     pipeline_degree: int | None = _setting(None, readers.count, "N", "pipeline stages (also: stage_cnt)")
     accum_degree: int | None = _setting(None, readers.count, "N", "micro-batches per batch")
+    replicas: int | None = _setting(
+        None, readers.count, "N", "copies of the model that each take a part of every batch (data parallelism)"
+    )
     device_mapping: DeviceMapping | None = _setting(
         None,
         readers.device_mapping,
@@ -140,7 +143,7 @@ class GeminiConfig:
     @property
     def asks_for_workers(self) -> bool:
         """Whether these settings request several devices, rather than leave the choice to Gemini."""
-        degrees = (self.sharding_size or 1, self.pipeline_degree or 1, self.workers or 1)
+        degrees = (self.sharding_size or 1, self.pipeline_degree or 1, self.workers or 1, self.replicas or 1)
         is_forced = self.mode is not Mode.AUTO or self.cluster is not None
         return is_forced or max(degrees) > 1 or self.device_mapping is not None
 
@@ -149,7 +152,7 @@ class GeminiConfig:
         """The number of workers these settings request."""
         if self.device_mapping is not None:
             return sum(len(devices) for devices in self.device_mapping.values())
-        return self.workers or (self.sharding_size or 1) * (self.pipeline_degree or 1)
+        return self.workers or (self.replicas or 1) * (self.sharding_size or 1) * (self.pipeline_degree or 1)
 
     def check_supported(self) -> None:
         """Raise for settings that no part of Gemini implements yet, before anything starts."""
@@ -237,8 +240,22 @@ def _contradictions(values: Mapping[str, Any]) -> list[Fault]:
             Fault(f"mode = 'sharding' with pipeline_degree = {stages}", "use mode='hybrid', or pipeline_degree=1")
         )
     mapping = values["device_mapping"]
+    faults += _replica_contradictions(values)
     if mapping is not None:
         faults += _mapping_contradictions(mapping, stages, shards, values["workers"])
+    return faults
+
+
+def _replica_contradictions(values: Mapping[str, Any]) -> list[Fault]:
+    """Check that the replicas share workers and micro-batches evenly."""
+    replicas, faults = values["replicas"] or 1, []
+    for name in ("accum_degree", "workers"):
+        if (values[name] or replicas) % replicas:
+            what = f"{name} = {values[name]} cannot be shared evenly by replicas = {replicas}"
+            faults.append(Fault(what, f"give a multiple of {replicas}"))
+    if replicas > 1 and values["device_mapping"] is not None:
+        what = f"device_mapping with replicas = {replicas}"
+        faults.append(Fault(what, "leave one of them out: a mapping names the workers of one copy"))
     return faults
 
 

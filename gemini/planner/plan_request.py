@@ -46,6 +46,7 @@ class PlanRequest:
 
     workers: int
     micro_batches: int
+    replicas: int = 1  # of the model, which share the workers and the micro-batches
     threads: int = 1  # per worker
     partitioner: str = "exact"
     schedule: str = AUTO

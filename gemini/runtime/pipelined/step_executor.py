@@ -187,8 +187,10 @@ class Executor:
         if not is_known and self._follow is not None:
             self._follow()
         self._ensure_shared(have_shapes=is_known)
-        if self._are_replaced or self._moves != self.shared_parameters.relocations or any(
-            snapshot.find_change(is_known) for snapshot in self._snapshots
+        if (
+            self._are_replaced
+            or self._moves != self.shared_parameters.relocations
+            or any(snapshot.find_change(is_known) for snapshot in self._snapshots)
         ):
             self.install(self.stages, self._texts)
             is_known = False

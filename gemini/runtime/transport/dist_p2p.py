@@ -10,6 +10,7 @@ its own group (NCCL, which would otherwise queue both directions).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -50,23 +51,25 @@ class P2PChannel:
         """Return where bytes of tensors of a device must lie to be sent or received."""
         return device if self._nccl and device.type == "cuda" else torch.device("cpu")
 
-    def send(self, contents: torch.Tensor) -> None:
+    def send(self, contents: Sequence[torch.Tensor]) -> None:
         """Send bytes that lie in `memory`."""
         self._do("send", contents, self.side)
 
-    def receive(self, contents: torch.Tensor) -> None:
-        """Fill a tensor with the next bytes."""
+    def receive(self, contents: Sequence[torch.Tensor]) -> None:
+        """Fill tensors with the next bytes."""
         self._do("receive", contents, 1 - self.side)
 
-    def _do(self, what: str, contents: torch.Tensor, direction: int) -> None:
+    def _do(self, what: str, contents: Sequence[torch.Tensor], direction: int) -> None:
         try:
-            if contents.is_cuda:
-                group = self._nccl[direction]
-                move = group.send if what == "send" else group.recv
-                move([contents], 1 - self.side, direction).wait(self.pair.timeout)
-                torch.cuda.synchronize(contents.device)  # wait() of NCCL only queues the wait
-            else:
-                getattr(self.pair, what)(contents, TENSORS)
+            main = [one for one in contents if not one.is_cuda]
+            if main:
+                getattr(self.pair, what)(main, TENSORS)
+            for one in contents:
+                if one.is_cuda:
+                    group = self._nccl[direction]
+                    move = group.send if what == "send" else group.recv
+                    move([one], 1 - self.side, direction).wait(self.pair.timeout)
+                    torch.cuda.synchronize(one.device)  # wait() of NCCL only queues the wait
         except RuntimeError as error:
             self.channel.is_broken = True
             raise ChannelClosed(f"tensors cannot be transferred: {error}") from error

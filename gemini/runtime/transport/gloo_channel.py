@@ -47,9 +47,8 @@ class GlooChannel(Channel):
             number, self._sent = self._sent, self._sent + 1
             frame = len(body).to_bytes(8, "little") + _hash(self._keys[0], number, body) + body
             try:
-                self.ends.send(_bytes(frame[:_FIRST].ljust(_FIRST, b"\0")), FRAMES)
-                if len(frame) > _FIRST:
-                    self.ends.send(_bytes(frame[_FIRST:]), FRAMES)
+                rest = [_bytes(frame[_FIRST:])] if len(frame) > _FIRST else []
+                self.ends.send([_bytes(frame[:_FIRST].ljust(_FIRST, b"\0")), *rest], FRAMES)
             except RuntimeError as error:
                 self.is_broken = True
                 raise ChannelClosed(str(error)) from error
@@ -86,13 +85,13 @@ class GlooChannel(Channel):
 
     def _receive_frame(self, number: int) -> bytes:
         first = torch.empty(_FIRST, dtype=torch.uint8)
-        self.ends.receive(first, FRAMES)
+        self.ends.receive([first], FRAMES)
         head = first.numpy().tobytes()
         length = int.from_bytes(head[:8], "little")
         body = head[_HEAD : _HEAD + length]
         if len(body) < length:
             rest = torch.empty(length - len(body), dtype=torch.uint8)
-            self.ends.receive(rest, FRAMES)
+            self.ends.receive([rest], FRAMES)
             body += rest.numpy().tobytes()
         if not hmac.compare_digest(head[8:_HEAD], _hash(self._keys[1], number, body)):
             raise ChannelClosed("a frame failed its authentication")

@@ -13,6 +13,7 @@ import contextlib
 import os
 import socket
 import stat
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
 
@@ -62,16 +63,26 @@ class GlooPair:
             one.close()
         self._sockets = []
 
-    def send(self, contents: torch.Tensor, tags: int) -> None:
+    def send(self, contents: Sequence[torch.Tensor], tags: int) -> None:
         """Send bytes; raise RuntimeError if the other end is gone, or takes none of them in time."""
-        for piece in contents.split(_PIECE):
-            self._group.send([piece], 1 - self.side, tags + self.side).wait(self.timeout)
+        works = [
+            self._group.send([piece], 1 - self.side, tags + self.side)
+            for one in contents
+            for piece in one.split(_PIECE)
+        ]
+        for work in works:
+            work.wait(self.timeout)
 
-    def receive(self, contents: torch.Tensor, tags: int) -> None:
-        """Fill a tensor with the next bytes; raise RuntimeError if the other end is gone. Frames may take forever."""
+    def receive(self, contents: Sequence[torch.Tensor], tags: int) -> None:
+        """Fill tensors with the next bytes; raise RuntimeError if the other end is gone. Frames may take forever."""
         limit = self.timeout if tags == TENSORS else _FOREVER
-        for piece in contents.split(_PIECE):
-            self._group.recv([piece], 1 - self.side, tags + 1 - self.side).wait(limit)
+        works = [
+            self._group.recv([piece], 1 - self.side, tags + 1 - self.side)
+            for one in contents
+            for piece in one.split(_PIECE)
+        ]
+        for work in works:
+            work.wait(limit)
 
 
 def _connections(host: str) -> dict[int, int]:

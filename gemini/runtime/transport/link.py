@@ -119,6 +119,7 @@ class Link:
             descriptors = self.transport.open_segments(segments, descriptors)
             self.transport.release(released)
             self.classes.add_announced(new_classes)
+        self.transport.take_in(headers)
         tensors = [None if header is None else self._tensor(header) for header in headers]
         message = self.plain[kind](*fields, tensors) if kind else self._unpack(fields[0], fields[1], tensors)
         return message, descriptors

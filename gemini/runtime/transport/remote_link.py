@@ -9,6 +9,7 @@ import itertools
 import os
 import queue
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -43,9 +44,9 @@ class SendBuffers:
         """Return the buffer, to write."""
         return self._waiting[slab.segment]
 
-    def transmit(self, slab: Slab) -> None:
-        """Send a buffer."""
-        self.p2p.send(self._waiting.pop(slab.segment))
+    def pop(self, slab: Slab) -> torch.Tensor:
+        """Return a buffer, to be sent."""
+        return self._waiting.pop(slab.segment)
 
     def release(self, slabs: list[Slab]) -> None:
         """Drop buffers that will not be sent."""
@@ -70,19 +71,20 @@ class ReceiveBuffers:
     def __init__(self, p2p: P2PChannel, device: Device) -> None:
         self.p2p, self.device, self.where = p2p, device, device.where
         self.is_main = self.where.type == "cpu"
+        self._arrived: dict[int, torch.Tensor] = {}  # by segment
 
     pending_releases = 0
     has_updates = False  # no memory is shared
 
+    def prepare(self, slab: Slab) -> torch.Tensor:
+        """Return memory for the bytes of a slab."""
+        memory = torch.empty(slab.size, dtype=torch.uint8, device=self.p2p.memory(self.device.where))
+        self._arrived[slab.segment] = memory
+        return memory
+
     def view(self, slab: Slab, size: int) -> torch.Tensor:  # noqa: ARG002
-        """Receive the next bytes."""
-        try:
-            found = torch.empty(size, dtype=torch.uint8, device=self.p2p.memory(self.device.where))
-        except BaseException:
-            self.p2p.channel.is_broken = True
-            raise
-        self.p2p.receive(found)
-        return found.to(self.device.where)
+        """Return the bytes of a slab that have arrived."""
+        return self._arrived.pop(slab.segment).to(self.device.where)
 
     def pop_released(self) -> list[tuple[int, int, int]]:
         """Return nothing: no memory is shared."""
@@ -92,7 +94,8 @@ class ReceiveBuffers:
         """Do nothing: no memory is shared."""
 
     def forget(self) -> None:
-        """Do nothing: no memory is shared."""
+        """Drop what has arrived."""
+        self._arrived = {}
 
 
 class RemoteTensorTransport(TensorTransport):
@@ -107,13 +110,36 @@ class RemoteTensorTransport(TensorTransport):
         ]
         self.buffers, self.borrowed = buffers_by_device, None
 
+        self._p2p = p2p
+
     def transmit(self, headers: list[tuple[int, Any] | None]) -> None:
         """Send the contents of the tensors of a frame that has been sent."""
-        for header in headers:
-            if header is not None and header[0] >= 0:
-                pool: Any = self.buffers[header[0]].pool
-                for slab in tensor_header.slabs_of(header[1]):
-                    pool.transmit(Slab(*slab))
+        found = [self._pool(at).pop(slab) for at, slab in _slabs(headers)]
+        if found:
+            self._p2p.send(found)
+
+    def take_in(self, headers: list[tuple[int, Any] | None]) -> None:
+        """Receive the contents of the tensors of a frame that has arrived, all at once."""
+        try:
+            memory = [self._mapped(at).prepare(slab) for at, slab in _slabs(headers)]
+        except BaseException:
+            self._p2p.channel.is_broken = True
+            raise
+        if memory:
+            self._p2p.receive(memory)
+
+    def _pool(self, at: int) -> Any:
+        return self.buffers[at].pool
+
+    def _mapped(self, at: int) -> Any:
+        return self.buffers[at].mapped
+
+
+def _slabs(headers: list[tuple[int, Any] | None]) -> Iterator[tuple[int, Slab]]:
+    """Yield the slabs of headers, with the places of their devices, in the order in which they travel."""
+    for header in headers:
+        if header is not None and header[0] >= 0:
+            yield from ((header[0], Slab(*slab)) for slab in tensor_header.slabs_of(header[1]))
 
 
 def _ends(p2p: P2PChannel, device: Device) -> tuple[Any, Any]:

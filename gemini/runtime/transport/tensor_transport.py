@@ -62,6 +62,9 @@ class TensorTransport:
         """Return the tensor of a header."""
         return tensor_header.read(self.buffers[header[0]].mapped, header[1])
 
+    def take_in(self, headers: list[tuple[int, Any] | None]) -> None:
+        """Make the contents of a message readable: in shared memory, they are."""
+
     def borrow(self, group: BufferGroup) -> list[torch.Tensor]:
         """Return the tensors of a group of parts of slabs."""
         if self.borrowed is not None:

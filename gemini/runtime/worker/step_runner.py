@@ -365,7 +365,7 @@ class StepRunner:
     def _events(self) -> list[tuple[str, int, int, float, float]]:
         """Return the timed events, in the clock of the controller."""
         offset = self.peers.control.clock_offset
-        return [(*what, begin + offset, end + offset) for *what, begin, end in self.trace] if offset else self.trace
+        return [(kind, at, mid, begin + offset, end + offset) for kind, at, mid, begin, end in self.trace]
 
     def _report(self) -> Stepped:
         numbers, latest = self.program.numbers, self.program.latest

@@ -11,6 +11,7 @@ from gemini.batch_analysis.microbatch_join import PARTS, combine_parts
 from gemini.capture import torch_flags
 from gemini.malloc import keep_freed_memory, trim
 from gemini.pipe.live_stages import load_module
+from gemini.runtime.devices.base import Device
 from gemini.runtime.protocol import Done, Refused
 from gemini.runtime.step_messages import (
     ABORTED,
@@ -27,7 +28,6 @@ from gemini.runtime.step_messages import (
     Tasks,
 )
 from gemini.runtime.tracebacks import find_scope
-from gemini.runtime.devices.base import Device
 from gemini.runtime.transport.channel import Channel
 from gemini.runtime.transport.code_dependencies import stub_modules
 from gemini.runtime.transport.dist_p2p import P2PChannel

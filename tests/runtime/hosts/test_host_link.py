@@ -130,8 +130,8 @@ def frame(pair: GlooPair, key: bytes, *bodies: bytes) -> list[bytes]:
     class Recorder:
         side = pair.side
 
-        def send(self, contents: torch.Tensor, tags: int) -> None:
-            sent.append(contents.numpy().tobytes())
+        def send(self, contents: list[torch.Tensor], tags: int) -> None:
+            sent.extend(one.numpy().tobytes() for one in contents)
 
         def receive(self, contents: torch.Tensor, tags: int) -> None:
             raise RuntimeError
@@ -155,7 +155,7 @@ def test_frames_that_the_other_end_has_not_sent_are_not_read(forged: str) -> Non
     }[forged]
     channel = GlooChannel(here, KEY)
     for one in sent:
-        there.send(torch.frombuffer(bytearray(one), dtype=torch.uint8), FRAMES)
+        there.send([torch.frombuffer(bytearray(one), dtype=torch.uint8)], FRAMES)
     if forged == "twice":
         assert channel.receive(20) == (b"first", [])
     for _ in range(2):
