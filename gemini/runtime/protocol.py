@@ -46,7 +46,6 @@ class Hello(NamedTuple):
     recursion: int
     device: str
     back_end: str  # the path of its class
-    clock: float  # its clock, in which workers report times
 
 
 class Ready(NamedTuple):
@@ -54,6 +53,7 @@ class Ready(NamedTuple):
 
     secret: bytes
     pid: int
+    clock: float  # seconds, as in the times that it reports
 
 
 class Preload(NamedTuple):

@@ -7,6 +7,7 @@ import sys
 import weakref
 from pathlib import Path
 
+import torch
 from torch import nn
 
 from gemini.config.gemini_config import GeminiConfig
@@ -94,6 +95,8 @@ def _get_pool(devices: list[str], config: GeminiConfig, home: str, *, in_backgro
                 cluster.close()
             raise
         threads = max(1, len(os.sched_getaffinity(0)) // max(1, local))
+        if has_remote:  # the same everywhere, or sums round differently
+            threads = min(threads, torch.get_num_threads())
         found = _pools[key] = WorkerPool(
             len(devices), threads, config.watchdog, devices, home, in_background=in_background, cluster=cluster
         )

@@ -160,10 +160,11 @@ def _names(node: dict[str, Any]) -> set[str]:
 
 
 def _describe_hosts() -> str:
-    return ", ".join(
-        f"{one['NodeManagerAddress']} ({one['Resources'].get('CPU', 0):g} CPUs, {one['Resources'].get('GPU', 0):g} GPUs)"
-        for one in _alive()
-    )
+    found = []
+    for one in _alive():
+        counts = [f"{one['Resources'].get(kind, 0):g} {kind}s" for kind in ("CPU", "GPU")]
+        found.append(f"{one['NodeManagerAddress']} ({', '.join(counts)})")
+    return ", ".join(found)
 
 
 def _explain(error: Exception, address: str) -> str:

@@ -1,4 +1,4 @@
-"""Ray supervisor: the actor on another host that supervises one worker; `gemini.runtime.hosts.ray_driver` creates it."""
+"""Ray supervisor: the actor that supervises one worker on its host, created by `gemini.runtime.hosts.ray_driver`."""
 
 from __future__ import annotations
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import marshal
 import weakref
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
@@ -349,7 +350,7 @@ class Executor:
             for number in reply.operands:
                 result.operand_gradients[number] = next(rest)
             result.generator = reply.generator or result.generator
-            result.worker_traces.append((worker.index, reply.trace))
+            result.worker_traces.append((worker.index, _shift_times(reply.trace, worker.clock_offset)))
         order = self._order(kind, layouts, [reply.loose for reply in replies.values()], request)
         result.owners, result.tensors = order.owners, order.by_owner(gradients)
         result.input_gradients = {name: sum_parts(found) for name, found in given.items()}
@@ -406,6 +407,14 @@ class Executor:
         else:
             stages = {e.stage for e in self.program.interfaces for port in e.outputs if port.name == name}
         return sorted({place for (stage, _), place in self.program.where.items() if stage in stages})
+
+
+def _shift_times(trace: bytes, seconds: float) -> bytes:
+    """Return marshalled events in the clock of this process."""
+    if not seconds:
+        return trace
+    events = marshal.loads(trace)
+    return marshal.dumps([(kind, at, mid, begin + seconds, end + seconds) for kind, at, mid, begin, end in events])
 
 
 @functools.lru_cache(maxsize=256)

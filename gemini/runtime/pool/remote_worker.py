@@ -12,6 +12,7 @@ import json
 import secrets
 import socket
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -54,14 +55,24 @@ class RemoteWorker(WorkerHandle):
     output_location = "on its host"
     process: RemoteProcess  # type: ignore[assignment]
 
-    def __init__(
-        self, index: int, timeout: float, team: list[WorkerHandle], name: str, model_device: str, cluster: HostCluster
+    def __init__(  # noqa: PLR0917
+        self,
+        index: int,
+        timeout: float,
+        team: list[WorkerHandle],
+        names: Sequence[str],
+        home: str,
+        cluster: HostCluster,
     ) -> None:
-        self._model_device, self.cluster = model_device, cluster
+        """`names`: of all workers, as in a device mapping; `home`: the device of the model on this host."""
+        self._model_device, self.cluster = home, cluster
+        own = worker_at(names[index])
+        others = [worker_at(name) for name in names]
+        self._sharing = sum(one is not None and own is not None and one.host == own.host for one in others)
         self.replicas: dict[int, tuple[int, ReplicaSync]] = {}  # by module: number of the first tensor
         self._module_of: dict[int, int] = {}  # by call with a retained graph
         self._program_of: dict[int, int] = {}  # by kind of step
-        super().__init__(index, 0, timeout, team, name)
+        super().__init__(index, 0, timeout, team, names[index])
 
     # ── its start ──────────────────────────────────────────────────────────────────────────────────────────────
     def _start(self, threads: int, device: str) -> None:  # noqa: ARG002
@@ -75,7 +86,8 @@ class RemoteWorker(WorkerHandle):
         if different:
             agent.release()
             raise ConfigError([Fault(f"other versions: {different}", "install the same versions on all hosts")])
-        self.host, self._threads, key = said["host"], said["cores"], secrets.token_bytes(32)
+        self.host, key = said["host"], secrets.token_bytes(32)
+        self._threads = max(1, min(torch.get_num_threads(), said["cores"] // self._sharing))
         meeting = self.cluster.meeting()
         terms = {
             "meeting": meeting, "key": key.hex(), "device": address.device, "back_end": class_path(address.device),

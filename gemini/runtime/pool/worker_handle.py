@@ -76,6 +76,7 @@ class WorkerHandle:
         self._numbers = itertools.count(1)
         self._last_modes: tuple[Any, bytes] = (None, b"")  # region and generator state of the last call
         self.sending = threading.Lock()
+        self.clock_offset = 0.0  # seconds from its clock to that of this process
         self._start(threads, device)
 
     def _start(self, threads: int, device: str) -> None:
@@ -96,8 +97,7 @@ class WorkerHandle:
     def _say_hello(self, threads: int, path: list[str], device: str) -> None:
         with contextlib.suppress(ChannelClosed):  # `await_ready` reports how it ended
             limit, dtype, back_end = sys.getrecursionlimit(), torch.get_default_dtype(), class_path(device)
-            hello = Hello(self.secret, self.index, threads, path, dtype, limit, device, back_end, time.perf_counter())
-            self.link.send(hello)
+            self.link.send(Hello(self.secret, self.index, threads, path, dtype, limit, device, back_end))
 
     @property
     def title(self) -> str:
@@ -109,6 +109,7 @@ class WorkerHandle:
         ready = self._receive(max(self.timeout, START_TIMEOUT))
         if not isinstance(ready, Ready) or ready.secret != self.secret:
             raise self._lose(f"worker {self.index} sent an unexpected first message: {ready!r:.100}")
+        self.clock_offset = time.perf_counter() - ready.clock if self.is_remote else 0.0  # late by one message
         self.link.set_device(self.device)
 
     @property

@@ -57,9 +57,10 @@ class WorkerPool:
         self.cluster = cluster
         weakref.finalize(self, _end, self.workers, self.owner, cluster).atexit = False
         try:
-            for index, device in enumerate(devices or ["cpu"] * count):
+            names = devices or ["cpu"] * count
+            for index, device in enumerate(names):
                 if cluster is not None and is_address(device):
-                    RemoteWorker(index, timeout, self.workers, device, model_device, cluster)
+                    RemoteWorker(index, timeout, self.workers, names, model_device, cluster)
                 else:
                     WorkerHandle(index, threads, timeout, self.workers, device)
         except BaseException:

@@ -99,8 +99,7 @@ class GlooChannel(Channel):
 
 
 def _hash(key: bytes, number: int, body: bytes) -> bytes:
-    found: bytes = hmac.digest(key, number.to_bytes(8, "little") + body, "sha256")
-    return found
+    return hmac.digest(key, number.to_bytes(8, "little") + body, "sha256")  # type: ignore[no-any-return]
 
 
 def _bytes(contents: bytes) -> torch.Tensor:

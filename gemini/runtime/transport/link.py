@@ -40,7 +40,6 @@ class Link:
         self._sending = threading.Lock()  # a frame may use what the one before announces
         self.shared_numbers: dict[int, int] = {}  # tensors in shared memory: id → number
         self.shared_tensors: dict[int, torch.Tensor] = {}  # the same on the receiving side, by number
-        self.clock_offset = 0.0  # seconds from this process's clock to the other end's, on another host
 
     def set_device(self, device: Device) -> None:
         """Set the device on which the worker computes."""

@@ -1,8 +1,8 @@
 """Peer links: the links of a worker to other workers, and the messages that have arrived over them.
 
 A sender never waits for a receiver: contents are in shared memory, or leave in a thread (between hosts), and while a
-socket is full the sender takes in what has arrived. Two workers that send to each other at the same time therefore cannot block. While a worker waits for its
-peers it also listens to the controller, which may abort the step.
+socket is full the sender takes in what has arrived. Two workers that send to each other at the same time therefore
+cannot block. While a worker waits for its peers it also listens to the controller, which may abort the step.
 """
 
 from __future__ import annotations

@@ -362,11 +362,6 @@ class StepRunner:
         self.trace.append(("W", task.stage, task.mid, begin, time.perf_counter()))
 
     # ── the end ────────────────────────────────────────────────────────────────────────────────────────────────
-    def _events(self) -> list[tuple[str, int, int, float, float]]:
-        """Return the timed events, in the clock of the controller."""
-        offset = self.peers.control.clock_offset
-        return [(kind, at, mid, begin + offset, end + offset) for kind, at, mid, begin, end in self.trace]
-
     def _report(self) -> Stepped:
         numbers, latest = self.program.numbers, self.program.latest
         leaves = [
@@ -392,7 +387,7 @@ class StepRunner:
         ]
         return Stepped(
             self.request.number, *self.plan.layout(gradients, self.request.layout),
-            [(numbers[id(parameter)], latest.get(id(parameter), 0)) for parameter in loose], self.root is not None, given,
+            [(numbers[id(one)], latest.get(id(one), 0)) for one in loose], self.root is not None, given,
             [number for number, _ in operand_gradients],
-            self.rng_states.get(drawing[-1], b"") if drawing else b"", marshal.dumps(self._events()), tensors,
+            self.rng_states.get(drawing[-1], b"") if drawing else b"", marshal.dumps(self.trace), tensors,
         )  # fmt: skip

@@ -98,8 +98,6 @@ class Server:
 
         preload, drop, stop = self.protocol.Preload, self.protocol.DropCalls, self.protocol.Stop
         hello, _ = self.link.receive()
-        if not self.link.transport.shares_memory:
-            self.link.clock_offset = hello.clock - time.perf_counter()  # later than it was by one message
         sys.path[:] = hello.path
         sys.setrecursionlimit(hello.recursion)
         torch.set_num_threads(hello.threads)
@@ -109,7 +107,7 @@ class Server:
         device.prepare()
         self.link.set_device(device)
         self.modules.device = device
-        self.link.send(self.protocol.Ready(hello.secret, os.getpid()))
+        self.link.send(self.protocol.Ready(hello.secret, os.getpid(), time.perf_counter()))
         while True:
             request, descriptors = (self.steps and self.steps.next()) or self.link.receive()
             if isinstance(request, stop):

@@ -47,9 +47,9 @@ class LoopbackAgent:
 
 class LoopbackCluster:
     host = HOST
-    hosts = [HOST]
 
     def __init__(self) -> None:
+        self.hosts = [HOST]
         self.store = dist.TCPStore(HOST, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60))
         self.agents: list[LoopbackAgent] = []
         self._numbers = itertools.count()

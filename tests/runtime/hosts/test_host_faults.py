@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from gemini.runtime.hosts.handshake import MAGIC
 from torch import nn
 
 from gemini import GeminiConfig
@@ -22,7 +23,6 @@ from gemini.config.host_address import worker_at
 from gemini.errors import ConfigError, WorkerError
 from gemini.runtime.devices.worker_devices import assign_devices
 from gemini.runtime.hosts import shared_secret
-from gemini.runtime.hosts.handshake import MAGIC
 from gemini.runtime.interception import dispatch
 from gemini.runtime.interception.managed_model import ManagedModel
 from gemini.runtime.pool.worker_pool import WorkerPool
