@@ -34,6 +34,7 @@ COMMANDS = {
     "ast": "gemini.cli.ast",
     "explain": "gemini.cli.explain",
     "report": "gemini.cli.report",
+    "cluster": "gemini.cli.cluster",
 }
 
 SUCCESS, USAGE, INTERRUPTED = 0, 2, 130

@@ -30,8 +30,12 @@ _numbers = itertools.count(1)  # of meetings, unique in the process
 
 def has_token() -> bool:
     """Whether this user has a token for Ray."""
-    path = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or _DEFAULT_TOKEN).expanduser()
-    return bool(os.environ.get(_TOKEN)) or path.is_file()
+    return bool(os.environ.get(_TOKEN)) or token_path().is_file()
+
+
+def token_path() -> Path:
+    """Return the file of the token, which need not exist."""
+    return Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or _DEFAULT_TOKEN).expanduser()
 
 
 class RayCluster:

@@ -88,7 +88,7 @@ class GlooChannel(Channel):
         self.ends.receive([first], FRAMES)
         head = first.numpy().tobytes()
         length = int.from_bytes(head[:8], "little")
-        body = head[_HEAD : _HEAD + length]
+        body: bytes = head[_HEAD : _HEAD + length]
         if len(body) < length:
             rest = torch.empty(length - len(body), dtype=torch.uint8)
             self.ends.receive([rest], FRAMES)
@@ -99,7 +99,7 @@ class GlooChannel(Channel):
 
 
 def _hash(key: bytes, number: int, body: bytes) -> bytes:
-    return hmac.digest(key, number.to_bytes(8, "little") + body, "sha256")  # type: ignore[no-any-return]
+    return hmac.digest(key, number.to_bytes(8, "little") + body, "sha256")
 
 
 def _bytes(contents: bytes) -> torch.Tensor:
