@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import gemini
 
@@ -20,6 +21,12 @@ def test_public_names():
         "sharding_and_pipeline",
     ]
     assert all(hasattr(gemini, name) for name in gemini.__all__)
+
+
+def test_no_subpackage_has_a_public_name():
+    """Importing `gemini.x` binds `x` in the package, and would replace the public object of that name."""
+    units = {path.name.removesuffix(".py") for path in Path(gemini.__file__).parent.iterdir()}
+    assert not units & set(gemini.__all__)
 
 
 def test_importing_the_package_loads_no_framework_and_no_engine():

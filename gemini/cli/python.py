@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 USAGE_ERROR = 2
 _LAUNCHED = {"RANK", "HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"}  # set by launchers
+SPECIAL_RUN = "from gemini.cli.python import run_specially; run_specially()"
 
 
 def main() -> NoReturn:
@@ -80,6 +81,22 @@ def _serve_nodes(invocation: Invocation, quiet: bool) -> int | None:
             print(f"gemini_python: {invocation.target} {call}: it runs as under python", file=sys.stderr)
         _run_plain(invocation)
     return node_launch.run_script(node) if node.rank == 0 else node_launch.run_agent(node)
+
+
+def run_specially() -> NoReturn:
+    """Run a program for another command: `record` or `check`, a path, a number, then arguments of `gemini_python`."""
+    _put_library_first()
+    from gemini.cli import launcher_flags
+    from gemini.launcher.process.launch import start
+
+    purpose, path, steps, *words = sys.argv[1:]
+    invocation = launcher_flags.parse(words)
+    session = _session(invocation, quiet=False)
+    if purpose == "record":
+        session["record"], session["record_steps"] = path, int(steps)
+    else:
+        session["check"] = path
+    start(invocation, session)
 
 
 def _put_library_first() -> None:

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from gemini.collectives.shard_group import ExchangeGroup, sum_in_order
-from gemini.sharding.layouts import ALL_REDUCE
+from gemini.tensor_parallel.layouts import ALL_REDUCE
 
 _LARGE = 1 << 16  # bytes from which sums are made by slices
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from gemini.collectives.shard_group import ShardGroup, active_group
-from gemini.sharding.layouts import (
+from gemini.tensor_parallel.layouts import (
     Layout,
     Partial,
     Replicate,

@@ -12,7 +12,7 @@ import torch
 from torch.nn import functional as F
 
 from gemini.collectives.shard_group import ShardGroup, active_group
-from gemini.sharding.layouts import Shard, shard_blocks
+from gemini.tensor_parallel.layouts import Shard, shard_blocks
 
 
 def _own_range(size: int, layout: Shard, group: ShardGroup) -> tuple[int, int]:

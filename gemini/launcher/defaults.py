@@ -59,9 +59,12 @@ def fill_defaults(config: GeminiConfig, count: Callable[[], int] = count_devices
         elif not config.pipeline_degree:
             fewest = 1 if (config.replicas or 1) > 1 else 2
             values["pipeline_degree"] = max(fewest, count() // ((config.sharding_size or 1) * (config.replicas or 1)))
-    per_replica = _count_stages(values) // (config.replicas or 1) if config.workers else _count_stages(values)
+    if config.mode is Mode.SHARDING:  # one stage: micro-batches would only make its products smaller
+        values["accum_degree"] = config.accum_degree or 1
+    replicas = config.replicas or 1
+    per_replica = _count_stages(values) // replicas if config.workers else _count_stages(values)
     default = _MICROBATCHES_PER_WORKER * per_replica if per_replica > 1 else 1
-    values["accum_degree"] = config.accum_degree or (config.replicas or 1) * default
+    values["accum_degree"] = values["accum_degree"] or replicas * default
     return GeminiConfig(**values)
 
 

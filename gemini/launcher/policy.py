@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from gemini.config.gemini_config import GeminiConfig
-from gemini.errors import ConfigError
+from gemini.errors import ConfigError, GeminiError
 from gemini.launcher.defaults import count_devices, fill_defaults, load_config
 from gemini.launcher.model_discovery import ModelDiscovery, ReplacementCall
 from gemini.log import log_line
@@ -82,13 +82,14 @@ class ForcedPolicy:
         return planner_for(self.config)
 
     def _observe(self, model: nn.Module, pipelined: PipelinedModel, single_ms: float | None) -> None:
-        """Print the plan of the first pipelined step."""
+        """Print the plan of the first pipelined step; plan further kinds of calls once that repays."""
+        pipelined.plans.plans_at_once = False
         pipelined.journal.local_ms = single_ms or 0.0
         reference = weakref.ref(model)
 
         def show(plan: StepPlan) -> None:
             if (model := reference()) is not None:
-                self.show(model, plan, single_ms)
+                self.show(model, plan, single_ms or pipelined.verification.local_ms or None)
 
         pipelined.plans.on_first_step = show
 
@@ -147,17 +148,39 @@ def _count_hosts(config: GeminiConfig) -> Callable[[], int]:
 def policy_for(session: Session, folder: str) -> ForcedPolicy:
     """Return the policy of a session."""
     config = load_config(session, folder)
+    if config.program is not None and "check" not in session:
+        _check_program(config)
     is_requested = config.asks_for_workers
     config = fill_defaults(config, _count_hosts(config) if config.cluster is not None else count_devices)
     if config.dry_run:
         from gemini.launcher.dry_run import DryRunPolicy
 
         return DryRunPolicy(config)
+    check = session.get("check")
+    if check is not None:
+        from gemini.launcher.program_checking import CheckingPolicy
+
+        return CheckingPolicy(config, Path(check))
+    record = session.get("record")
+    if record is not None:
+        from gemini.launcher.plan_recording import RecordingPolicy
+
+        return RecordingPolicy(config, Path(record), session["record_steps"])
     if is_requested:
         return ForcedPolicy(config)
     from gemini.launcher.auto import AutoPolicy
 
     return AutoPolicy(config)
+
+
+def _check_program(config: GeminiConfig) -> None:
+    """End the program where the files of its parallel form cannot be used: it would run without them."""
+    from gemini.parallel_program.compiled_plans import load_compiled_plans
+
+    try:
+        load_compiled_plans(Path(config.program or "").resolve(), config.quiet)
+    except GeminiError as error:
+        raise SystemExit(f"gemini: {error}") from error
 
 
 def _reason_of(error: Exception) -> str:

@@ -14,6 +14,7 @@ from gemini.config.gemini_config import GeminiConfig
 from gemini.config.host_address import is_address
 from gemini.errors import ConfigError, Fault
 from gemini.log import log_line
+from gemini.parallel_program.compiled_plans import load_compiled_plans
 from gemini.planner.config_planner import Planner
 from gemini.runtime.devices.host_memory import MB, available_memory, format_bytes
 from gemini.runtime.devices.worker_devices import assign_devices, model_device
@@ -66,6 +67,9 @@ def start(
             managed, planner, journal, folder / "traces" if config.trace else None, verify=config.verify,
             record_path=folder / "plans" / f"{os.getpid()}-{len(journals.models)}.json",
         )  # fmt: skip
+        if config.program is not None:
+            plans = load_compiled_plans(Path(config.program).resolve(), config.quiet)
+            managed.pipelined.plans.has_edits = bool(plans.edited)
         # On CPUs the weights are in this process as well, and a local call is faster than eager dispatch.
         managed.dispatches = any(worker.device.kind != "cpu" for worker in pool.workers)
     dispatch.manage(model, managed)

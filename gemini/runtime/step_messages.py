@@ -3,6 +3,7 @@
     controller                                    worker
     Connect(peer)              + descriptor ──►   has a link to another worker of this host
     ConnectHosts(peer, …)                   ──►   meets a worker of another host
+    JoinGroup(members, rank)   + descriptor ──►   is a shard of a group
     Sources(texts) Stages(…)                ──►   executes generated code, installs the stages
     Tasks(key, …)                           ──►   has its tasks for one kind of step
     Step(key, inputs, …)                    ──►   runs it; PeerMessages go from worker to worker
@@ -45,6 +46,14 @@ class ConnectHosts(NamedTuple):
     seconds: float
 
 
+class JoinGroup(NamedTuple):
+    """Become a shard of a group of workers, whose shared memory comes along."""
+
+    number: int
+    members: tuple[int, ...]
+    rank: int
+
+
 class Sources(NamedTuple):
     """Generated files, by path, and the objects that they import from the script."""
 
@@ -61,8 +70,9 @@ class Stages(NamedTuple):
     stages: dict[int, Any]
     interfaces: tuple[Any, ...]
     recompute: frozenset[int]
-    draws: tuple[Any, ...]
     once: tuple[tuple[int, ...], ...] = ()
+    place: int = 0  # of this worker
+    shards: Any = None  # `ShardedStages`, where stages run on several workers
 
 
 class Tasks(NamedTuple):
@@ -78,6 +88,7 @@ class Tasks(NamedTuple):
     loss_stage: int
     frozen: frozenset[int]
     tail: Any = None
+    draws: tuple[Any, ...] = ()  # of each stage: patterns of its random numbers
 
 
 class RetirePrograms(NamedTuple):
@@ -165,11 +176,12 @@ class PeerMessage(NamedTuple):
     """From one worker to another: values or gradients of one micro-batch, by port.
 
     `names` are (port, number or None) of values, (port, reader) of gradients, whose tensors come in the same order; a
-    gradient that is None took no part. A state is that of the generator, for a stage.
+    gradient that is None took no part. A state is that of the generator, for a stage. Buffers are the memory for the
+    gradients of a group: segment, offset, size, size of the segment; its descriptor comes along the first time.
     """
 
     step: int
-    kind: str  # "value", "gradient", "state", or "" for released slabs only
+    kind: str  # "value", "gradient", "state", "buffers", or "" for released slabs only
     mid: int
     names: list[Any]
     state: bytes

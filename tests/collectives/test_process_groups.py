@@ -12,7 +12,7 @@ from gemini.collectives.distributed_group import DistributedGroup
 from gemini.collectives.shard_group import GroupLostError
 from gemini.collectives.shared_memory_group import SharedMemoryGroup, allocate_group
 from gemini.collectives.thread_group import run_shards
-from gemini.sharding.layouts import Shard
+from gemini.tensor_parallel.layouts import Shard
 
 pytestmark = pytest.mark.dist
 

@@ -8,7 +8,7 @@ import torch
 from gemini.collectives.shard_group import CollectiveMismatchError, GroupLostError
 from gemini.collectives.thread_group import run_shards
 from gemini.collectives.value_moves import move
-from gemini.sharding.layouts import (
+from gemini.tensor_parallel.layouts import (
     PARTIAL,
     PARTIAL_GRAD,
     REPLICATE,

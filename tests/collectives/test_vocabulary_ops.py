@@ -7,7 +7,7 @@ from torch.nn import functional as F
 from gemini.collectives.thread_group import run_shards
 from gemini.collectives.value_moves import move
 from gemini.collectives.vocabulary_ops import vocabulary_cross_entropy, vocabulary_embedding
-from gemini.sharding.layouts import PARTIAL, REPLICATE, Shard, join_shards, take_shard
+from gemini.tensor_parallel.layouts import PARTIAL, REPLICATE, Shard, join_shards, take_shard
 
 pytestmark = pytest.mark.unit
 

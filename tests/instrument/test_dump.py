@@ -226,7 +226,7 @@ def test_only_the_header_and_the_edits_differ(tmp_path: Path) -> None:
     script.chmod(0o755)
     assert main(["dump", str(script), "-o", str(tmp_path / "out")]) == 0
     lines = (tmp_path / "out" / "train.py").read_text().splitlines()
-    assert lines[:8] == [
+    assert lines[:9] == [
         "#!/usr/bin/python",
         "# Instrumented by Gemini.",
         "#",
@@ -234,9 +234,10 @@ def test_only_the_header_and_the_edits_differ(tmp_path: Path) -> None:
         "#   training-sites: nothing to change",
         "#   tensor-types: nothing to change",
         "#   device-placement: 1 edit, on line 5 of the original",
+        "#   tensorflow-spelling: the file does not mention tensorflow",
         "'''Doc.'''",
     ]
-    assert lines[8:] == [
+    assert lines[9:] == [
         "import gemini.managed as __gemini__; import torch   # torch",
         "",
         "x = ( __gemini__.on(torch.ones(2))  # odd",

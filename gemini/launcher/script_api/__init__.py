@@ -20,6 +20,7 @@ from gemini.launcher.script_api.deferred_types import type_of
 from gemini.launcher.script_api.device_methods import on
 from gemini.launcher.script_api.dump_imports import prefer
 from gemini.launcher.script_api.forward_calls import called
+from gemini.launcher.script_api.parallel_run import run_parallel
 from gemini.launcher.script_api.script_devices import (
     backend,
     device,
@@ -46,6 +47,7 @@ __all__ = [
     "optimizer",
     "pin_memory",
     "prefer",
+    "run_parallel",
     "set_managed_device",
     "stand_in",
     "step",

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from gemini.runtime.devices.base import Segment
 from gemini.runtime.step_messages import AbortStep, PeerMessage
 from gemini.runtime.transport.channel import ChannelClosed
 from gemini.runtime.transport.link import Link
@@ -35,6 +36,8 @@ class PeerLinks:
         self._poll.register(control.fileno(), select.POLLIN)
         self._by_descriptor: dict[int, int] = {}
         self._early: list[PeerMessage] = []  # messages of steps that this worker has not begun
+        self.opened: dict[tuple[int, int], Segment] = {}  # gradient memory of other workers: worker, segment
+        self._announced: set[tuple[int, int]] = set()  # own segments that a peer can open
 
     def add(self, peer: int, link: Link) -> None:
         """Add a link to another worker."""
@@ -50,14 +53,20 @@ class PeerLinks:
             self._take(message)
 
     # ── sending ────────────────────────────────────────────────────────────────────────────────────────────────
-    def send(self, peer: int, message: PeerMessage) -> None:
+    def announce(self, peer: int, segment: int) -> bool:
+        """Return whether a peer has not opened one of this worker's segments; it will have."""
+        is_new = (peer, segment) not in self._announced
+        self._announced.add((peer, segment))
+        return is_new
+
+    def send(self, peer: int, message: PeerMessage, descriptors: tuple[int, ...] = ()) -> None:
         """Send a message to a peer."""
         link = self.links[peer]
         while not link.has_room(0):
             self.receive(0)
             link.has_room(1)
         try:
-            link.send(message)
+            link.send(message, descriptors)
         except ChannelClosed:
             self._handle_lost()
 
@@ -87,6 +96,9 @@ class PeerLinks:
         try:
             found = self.links[peer].receive(0)
             while found is not None:
+                if found[1]:  # memory for the gradients of a group
+                    number, _, _, size = found[0].names
+                    self.opened[peer, number] = self.control.transport.device.open(size, b"", tuple(found[1]))
                 self._take(found[0])
                 found = self.links[peer].receive(0)
         except ChannelClosed:

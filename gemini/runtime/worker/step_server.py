@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import linecache
+import os
 import socket
 import sys
 from typing import Any
 
 from gemini.batch_analysis.microbatch_join import PARTS, combine_parts
 from gemini.capture import torch_flags
+from gemini.collectives.shared_memory_group import SharedMemoryGroup
 from gemini.malloc import keep_freed_memory, trim
 from gemini.pipe.live_stages import load_module
 from gemini.runtime.devices.base import Device
@@ -20,6 +22,7 @@ from gemini.runtime.step_messages import (
     ConnectHosts,
     Fetch,
     Fetched,
+    JoinGroup,
     RetirePrograms,
     Sources,
     Stages,
@@ -55,6 +58,7 @@ class StepServer:
         self.programs: dict[int, InstalledProgram] = {}
         self.plans: dict[int, WorkerPlan] = {}
         self.outputs: dict[int, dict[str, dict[int, Any]]] = {}  # by step
+        self.groups: dict[tuple[int, ...], SharedMemoryGroup] = {}  # by the workers that are their shards
         self.last: tuple[int, StepBackup] | None = None  # the last step, which may still be undone
         split_backward_ops.install()
         trim()  # calls of whole batches leave more idle memory than micro-batches need
@@ -80,6 +84,8 @@ class StepServer:
             self.peers.add(request.peer, link)
         elif isinstance(request, ConnectHosts):
             self.peers.add(request.peer, connect_hosts(request, self.control.transport.device))
+        elif isinstance(request, JoinGroup):
+            self._join(request, descriptors[0])
         elif isinstance(request, Sources):
             with stub_modules(request.user_objects):
                 for path, text in request.texts.items():
@@ -92,6 +98,13 @@ class StepServer:
         elif isinstance(request, RetirePrograms):
             self._retire(request.programs)
         return Done(request.number)
+
+    def _join(self, request: JoinGroup, descriptor: int) -> None:
+        """Become a shard of a new group; while it waits for others it takes in messages, which may abort the step."""
+        size = len(request.members)
+        group = SharedMemoryGroup(descriptor, request.rank, size, lambda: self.peers.receive(0))
+        os.close(descriptor)
+        self.groups[request.members] = group
 
     def _register_parameters(self) -> None:
         STORE.set_parameters([parameter for one in self.programs.values() for parameter in one.parameters])
@@ -110,7 +123,7 @@ class StepServer:
         plan.program.apply_state(request.state)
         torch_flags.apply_flags(request.region[-1])
         HOST_RNG.was_used()
-        run = StepRunner(plan, request, self.peers, self.control)
+        run = StepRunner(plan, request, self.peers, self.control, self.groups)
         try:
             reply = self._run(run)
         except StepAborted:
