@@ -85,6 +85,7 @@ class ForcedPolicy:
         """Print the plan of the first pipelined step; plan further kinds of calls once that repays."""
         pipelined.plans.plans_at_once = False
         pipelined.journal.local_ms = single_ms or 0.0
+        pipelined.journal.places = self.discovery.places_of(model)
         reference = weakref.ref(model)
 
         def show(plan: StepPlan) -> None:
