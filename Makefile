@@ -3,10 +3,12 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 RUN    := $(VENV)/.ready-run
+RUN_TF := $(VENV)/.ready-run-tensorflow
 READY  := $(VENV)/.ready
 LOCK   := requirements-dev.lock
 SAMPLES := $(patsubst samples/%/,%,$(sort $(dir $(wildcard samples/*/train.py samples/*/run.sh))))
 MORE   := samples/bert samples/dump_ast
+WITH_TF := $(filter %_tf,$(addprefix samples/,$(SAMPLES)))
 # The core tests: what torch and transformers can break, in a few minutes.
 CORE   := $(wildcard tests/test_*.py) tests/capture tests/codegen tests/ir tests/pipe tests/random_numbers \
           tests/samples/test_mnist.py tests/snapshot tests/step tests/cache/test_graph_cache.py \
@@ -21,19 +23,19 @@ LOCKED  = $$($(BIN)/python -c 'import sys; own = "Python %d.%d" % sys.version_in
             print("-c $(LOCK)" if has else ""); \
             has or print("── $(LOCK) is not for " + own + ": versions are the newest that fit", file=sys.stderr)')
 
-.PHONY: help init lock install tests tests-quick tests-all tests-newest tests-torch lint format bench clean samples/ $(addprefix samples/,$(SAMPLES))
+.PHONY: help init lock install tests tests-quick tests-all tests-newest tests-torch lint format bench docs clean samples/ $(addprefix samples/,$(SAMPLES))
 
 help:
 	@echo "make init          create .venv and install the development requirements, by the versions of $(LOCK)"
 	@echo "make lock          write $(LOCK) again, from requirements-dev.txt"
 	@echo "make install       install the package into .venv"
-	@echo "make samples/      list the samples;  make samples/<name> runs one"
+	@echo "make samples/      list the samples;  make samples/<name> runs one (MODE=sharding or hybrid: on shards)"
 	@echo "make tests         the tests (under 15 minutes on 2 cores);  make tests-all adds the slow ones"
 	@echo "make tests-quick   the unit tests, which start no process (under 2 minutes)"
 	@echo "make tests-newest  the core tests on the newest torch and transformers, in .venv-newest"
 	@echo "make tests-torch VERSION=2.15.0   the core tests on another torch, in .venv-torch-2.15.0"
 	@echo "make lint          ruff and mypy;  make format rewrites"
-	@echo "make bench         the benchmarks, as ratios"
+	@echo "make bench         the benchmarks, as ratios;  make docs writes the site to build/site"
 
 init: $(READY)
 
@@ -42,6 +44,11 @@ $(RUN): pyproject.toml requirements-dev.txt $(LOCK)
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "── gemini itself (editable) and what it runs with"
 	@$(BIN)/python -m pip install --progress-bar on $(LOCKED) $$(grep '^torch==' requirements-dev.txt) --editable '.[samples]'
+	@touch $@
+
+$(RUN_TF): $(RUN)
+	@echo "── TensorFlow, for the samples that use it"
+	@$(BIN)/python -m pip install --progress-bar on $(LOCKED) $$(grep '^torch==' requirements-dev.txt) --editable '.[samples,tensorflow]'
 	@touch $@
 
 $(READY): $(RUN)
@@ -65,8 +72,9 @@ samples/:
 	@for name in $(SAMPLES); do printf "  make samples/%-10s %s\n" "$$name" "$$(head -n 1 samples/$$name/README.md)"; done
 
 $(MORE): $(READY)
+$(WITH_TF): $(RUN_TF)
 $(addprefix samples/,$(SAMPLES)): $(RUN)
-	@if [ -x $@/run.sh ]; then BIN=$(abspath $(BIN)) $@/run.sh $(ARGS); else $(BIN)/python samples/compare.py $@/$(or $(SCRIPT),train).py $(ARGS); fi
+	@if [ -x $@/run.sh ]; then BIN=$(abspath $(BIN)) $@/run.sh $(ARGS); else MODE=$(MODE) $(BIN)/python samples/compare.py $@/$(or $(SCRIPT),train).py $(ARGS); fi
 
 samples/%:
 	@echo "no sample is called '$*'; these exist:" >&2; $(MAKE) --no-print-directory samples/ >&2; exit 2
@@ -105,6 +113,10 @@ lint: $(READY)
 format: $(READY)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+docs: $(READY)
+	$(BIN)/python -m sphinx -W --keep-going -b html docs build/site
+	@echo "the site: build/site/index.html"
 
 bench: $(READY)
 	@missed=; for file in benchmarks/bench_*.py; do \

@@ -16,6 +16,7 @@
     ├── ShardingError        a graph cannot be sharded as requested, or a shard plan does not fit
     ├── GenerateError        stages cannot be generated, or generated ones cannot be used
     ├── WorkerError          a worker died, hung or could not be started
+    ├── GraphError           a graph of TensorFlow cannot be run as requested, or was changed after its first run
     └── ScheduleError        a schedule cannot be made, read or trusted
         ├── PlacementError   the blocks are not a valid placement
         ├── InfeasibleError  no schedule exists under these limits
@@ -122,6 +123,10 @@ class GenerateError(GeminiError):
 
 class WorkerError(GeminiError):
     """A worker died, hung or could not be started; names it and its last action."""
+
+
+class GraphError(GeminiError):
+    """A graph of TensorFlow cannot be run as requested, or was changed after its first run."""
 
 
 class ScheduleError(GeminiError):

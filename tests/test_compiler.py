@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import nn
 
-import gemini
 from gemini import GeminiCompiler, GeminiConfig, pipeline
 from gemini.errors import ConfigError, InvalidPlanError
 from gemini.runtime.interception import dispatch
@@ -54,14 +53,4 @@ def test_a_plan_that_cannot_run_is_an_error_before_a_worker_starts(tmp_path, wor
     model = nn.Linear(2, 2)
     with pytest.raises(InvalidPlanError, match=text):
         GeminiCompiler().compiler(model, config=config)
-    assert dispatch.find_managed(model) is None
-
-
-@pytest.mark.parametrize(
-    "settings", [{"mode": "sharding"}, {"mode": "hybrid", "sharding_size": 2}, {"sharding_dim": 0}]
-)
-def test_sharding_is_refused_until_it_exists(settings):
-    model = nn.Linear(2, 2)
-    with pytest.raises(ConfigError, match="sharding is not implemented yet"):
-        gemini.compile(model, GeminiConfig(**settings))
     assert dispatch.find_managed(model) is None

@@ -173,18 +173,37 @@ def test_settings_that_ask_for_workers(given, asks):
 @pytest.mark.parametrize(
     ("given", "text"),
     [
-        ({"mode": "sharding"}, "mode = 'sharding': sharding is not implemented yet"),
-        ({"mode": "hybrid"}, "mode = 'sharding_and_pipeline': sharding is not implemented yet"),
-        ({"sharding_size": 2}, "sharding_size = 2"),
-        ({"mode": "pipeline", "sharding_dim": -1}, "sharding_dim = -1"),
-        ({"device_mapping": MAPPING}, "device_mapping['stage_0'] names 2 shards"),
+        ({"mode": "sharding", "sharding_dim": 1}, "sharding_dim = 1"),
+        ({"device_mapping": {**MAPPING, "stage_1": {"shard_0": "cpu"}}}, "stage_0 has 2, stage_1 has 1"),
+        ({"device_mapping": {"stage_0": {"shard_0": "cpu", "shard_1": "cuda:0"}}}, "a shard on cuda:0"),
+        (
+            {"mode": "pipeline", "device_mapping": {"stage_0": {"shard_0": "cpu", "shard_1": "cpu"}}},
+            "use mode='hybrid'",
+        ),
+        ({"mode": "sharding", "device_mapping": {f"stage_{at}": {"shard_0": "cpu"} for at in (0, 1)}}, "2 stages"),
     ],
 )
 def test_settings_without_an_implementation_are_refused_before_anything_starts(given, text):
     with pytest.raises(ConfigError) as caught:
         GeminiConfig(**given).check_supported()
     assert text in str(caught.value)
-    assert "use mode='pipeline'" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "counts"),
+    [
+        ({"mode": "sharding", "sharding_size": 2}, (1, 2)),
+        ({"mode": "sharding", "workers": 4}, (1, 4)),
+        ({"mode": "hybrid", "sharding_size": 2, "pipeline_degree": 3}, (3, 2)),
+        ({"mode": "hybrid", "sharding_size": 2, "workers": 8}, (4, 2)),
+        ({"mode": "pipeline", "pipeline_degree": 2}, (2, 1)),
+        ({"device_mapping": {f"stage_{at}": {"shard_0": "cpu", "shard_1": "cpu"} for at in (0, 1)}}, (2, 2)),
+    ],
+)
+def test_stages_and_shards_of_a_configuration(given, counts):
+    config = GeminiConfig(**given)
+    config.check_supported()
+    assert (config.stage_count, config.shard_count) == counts
 
 
 def test_settings_with_an_implementation_are_supported():

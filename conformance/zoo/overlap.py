@@ -5,6 +5,7 @@ Writes build/conformance/zoo_overlap.md.
 python -m conformance.zoo.overlap                            all models in two workers; continues where it stopped
 python -m conformance.zoo.overlap --only llama t5 --fresh    these again
 python -m conformance.zoo.overlap --workers 4 --overlapped --every 6 --schedules gpipe 1f1b interleaved_1f1b
+python -m conformance.zoo.overlap --shards 2                 stages on two shards; with --workers 4 two such stages
 python -m conformance.zoo.overlap --shard 3/15 --results DIR/3.jsonl      one of 15 processes
 python -m conformance.zoo.overlap --merge DIR/*.jsonl        one file of many, and the table
 """
@@ -61,14 +62,14 @@ def _sweep(options: argparse.Namespace) -> None:
     ends = time.monotonic() + options.stop_after
     pool, used = WorkerPool(options.workers, 1), 0
     for animal, schedule in _chosen(options):
-        key = _key(animal.name, schedule, options.workers)
+        key = _key(animal.name, schedule, options.workers, options.shards)
         if key in done:
             continue
         if time.monotonic() > ends:
             break
         row = judge(
             animal, pool, build=options.build_seconds, limit=options.seconds, hint=hints.get(animal.name),
-            schedule=schedule,
+            schedule=schedule, shards=options.shards,
         )  # fmt: skip
         row.update(name=key, model=animal.name)
         results.append(options.results, row)
@@ -89,7 +90,9 @@ def _chosen(options: argparse.Namespace) -> list[tuple[Animal, str]]:
     return [(animal, schedule) for animal in workers._chosen(options) for schedule in options.schedules]
 
 
-def _key(name: str, schedule: str, count: int) -> str:
+def _key(name: str, schedule: str, count: int, shards: int) -> str:
+    if shards > 1:
+        return f"{name} in {count // shards} stages of {shards} shards by {schedule}"
     return name if count == 2 and schedule == "auto" else f"{name} in {count} by {schedule}"
 
 
@@ -97,7 +100,7 @@ def _line(row: results.Row) -> str:
     return (
         f"{row['status']:13s} {row['model']:36s} {row['schedule']:16s} {row.get('dtype', ''):8s} "
         f"{row.get('path', ''):10s} {row.get('worst', 0):.0e} {row.get('seconds', 0):5.1f} s  "
-        f"{row['reason'][:150]} {row.get('why', '')[:150]}"
+        f"{row.get('plan', '').partition(' on ')[0]:28s} {row['reason'][:150]} {row.get('why', '')[:150]}"
     )
 
 
@@ -108,6 +111,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--again", nargs="*", default=[], help="models with these results: failed, different …")
     parser.add_argument("--fresh", action="store_true", help="judge again what was judged before")
     parser.add_argument("--workers", type=int, default=2, help="how many; default 2")
+    parser.add_argument("--shards", type=int, default=1, help="how many workers share a stage; default 1")
     parser.add_argument("--schedules", nargs="+", default=["auto"], help="auto, or schedules of the library")
     parser.add_argument("--overlapped", action="store_true", help=f"only models that were overlapped in {RESULTS}")
     parser.add_argument("--every", type=int, default=1, help="every n-th model only")

@@ -67,7 +67,14 @@ def objective(output: Any) -> torch.Tensor:
 
 
 def judge(
-    animal: Animal, pool: WorkerPool, *, build: int, limit: int, hint: Any = None, schedule: str = "auto"
+    animal: Animal,
+    pool: WorkerPool,
+    *,
+    build: int,
+    limit: int,
+    hint: Any = None,
+    schedule: str = "auto",
+    shards: int = 1,
 ) -> results.Row:
     """The row of one model."""
     row: results.Row = {
@@ -87,7 +94,7 @@ def judge(
     started = time.perf_counter()
     try:
         with at_most(limit):
-            _compare(row, lambda: _again(animal, made, row["hint"]), pool, schedule)
+            _compare(row, lambda: _again(animal, made, row["hint"]), pool, schedule, shards)
     except TimeOut:
         row.update(status="failed" if "dtype" in row else "not trainable", reason=f"more than {limit} s")
     except ScheduleError as error:  # a schedule that was asked for and does not exist for this model: the user is told
@@ -98,7 +105,7 @@ def judge(
     return row
 
 
-def _compare(row: results.Row, fresh: Any, pool: WorkerPool, schedule: str) -> None:
+def _compare(row: results.Row, fresh: Any, pool: WorkerPool, schedule: str, shards: int) -> None:
     expected = None
     for dtype in LIMITS:
         try:
@@ -110,7 +117,7 @@ def _compare(row: results.Row, fresh: Any, pool: WorkerPool, schedule: str) -> N
         row.update(status="not trainable", reason="it does not train on one device either: " + row["reason"])
         return
     row.update(dtype=str(dtype).removeprefix("torch."), reason="")
-    found = _judge(row, expected, _prepared(fresh, dtype), pool, schedule, LIMITS[dtype])
+    found = _judge(row, expected, _prepared(fresh, dtype), pool, (schedule, shards), LIMITS[dtype])
     if row["status"] == "different" and dtype == torch.float64 and _casts(*_prepared(fresh, dtype)):
         row["float32_inside"] = True
         row["worst"], _ = _worst(expected, found, (1e-6, ROUNDED), COARSE)
@@ -161,12 +168,14 @@ def _nudged(made: Any, eps: float, seed: int) -> Any:
 
 
 def _judge(  # noqa: PLR0917
-    row: results.Row, expected: Trained, made: Any, pool: WorkerPool, schedule: str, limits: tuple[float, float]
-) -> Trained:
+    row: results.Row, expected: Trained, made: Any, pool: WorkerPool, wanted: tuple[str, int],
+    limits: tuple[float, float],
+) -> Trained:  # fmt: skip
     model, args, kwargs = made
+    schedule, shards = wanted
     managed = ManagedModel(model, pool, quiet=True, micro_batches=PIECES)
     story = ModelJournal(type(model).__name__, len(pool.workers))
-    wish = PlanRequest(len(pool.workers), PIECES, schedule=schedule, cache=False)
+    wish = PlanRequest(len(pool.workers) // shards, PIECES, schedule=schedule, shards=shards, cache=False)
     managed.pipelined = PipelinedModel(
         managed, lambda *call, **changes: plan_step(*call, replace(wish, **changes)), story
     )

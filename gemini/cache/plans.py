@@ -84,6 +84,11 @@ def plan_key(graph: Graph, request_facts: Sequence[Any]) -> str:
     )
 
 
+def graph_key(graph: Graph) -> str:
+    """Return a text that differs where a model or the shapes of a call do."""
+    return hash_facts(_graph_facts(graph))
+
+
 def _graph_facts(graph: Graph) -> list[Any]:
     from gemini.profiling.cost_signature import node_class_signature
     from gemini.profiling.gradient_flow import GradientFlow

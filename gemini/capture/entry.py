@@ -98,6 +98,3 @@ def _missing_parts(graph: Graph, model: nn.Module) -> list[str]:
         if node.kind in ("parameter", "buffer") and node.target not in tensors:
             faults.append(f"{node.kind} {node.target!r} is missing")
     return faults
-
-
-Graph.attach = attach_model

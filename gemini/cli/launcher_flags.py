@@ -95,13 +95,14 @@ class Invocation(Request):
     def settings(self) -> dict[str, str | float | bool]:
         """Return the settings by field name of `GeminiConfig`, which checks their values."""
         return {
-            name[2:].replace("-", "_"): _value(option, self.given[name][-1])
+            name[2:].replace("-", "_"): read_value(option, self.given[name][-1])
             for name in self.given
             if name not in _FIXED and (option := setting_options()[name])
         }
 
 
-def _value(option: Option, text: str) -> str | float | bool:
+def read_value(option: Option, text: str) -> str | float | bool:
+    """Return the value of a flag; the configuration checks it."""
     kind = option.value
     if not kind:
         return True

@@ -5,6 +5,7 @@ A sub-command is a module with
     SUMMARY: str                                            one line for `gemini --help`
     def add_arguments(parser: argparse.ArgumentParser)      its options
     def run(args: argparse.Namespace) -> int                the command; returns the exit code
+    TAKES_PROGRAM_ARGUMENTS                                 optional: words after `--` are args.program_arguments
 
 Only the module of the chosen command is imported. A `GeminiError` is printed as one message without a
 traceback, with exit code 2.
@@ -24,17 +25,23 @@ from gemini.errors import GeminiError
 from gemini.nearest_name import nearest
 
 COMMANDS = {
+    "compile": "gemini.cli.compile",
+    "check": "gemini.cli.check",
+    "export": "gemini.cli.export",
     "profile": "gemini.cli.profile",
     "partition": "gemini.cli.partition",
     "pipe": "gemini.cli.pipe",
+    "shard": "gemini.cli.shard",
     "schedule": "gemini.cli.schedule",
+    "simulate": "gemini.cli.simulate_step",
+    "tune": "gemini.cli.tune",
     "inspect": "gemini.cli.inspect",
     "passes": "gemini.cli.passes",
     "dump": "gemini.cli.dump",
     "ast": "gemini.cli.ast",
-    "worker": "gemini.cli.worker",
     "explain": "gemini.cli.explain",
     "report": "gemini.cli.report",
+    "cluster": "gemini.cli.cluster",
 }
 
 SUCCESS, USAGE, INTERRUPTED = 0, 2, 130
@@ -81,6 +88,11 @@ def _run(name: str, module: ModuleType, arguments: list[str]) -> int:
         prog=f"gemini {name}", description=module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     module.add_arguments(parser)
+    given: list[str] = []
+    if getattr(module, "TAKES_PROGRAM_ARGUMENTS", False) and "--" in arguments:
+        at = arguments.index("--")
+        arguments, given = arguments[:at], arguments[at + 1 :]
+    parser.set_defaults(program_arguments=given)
     try:
         return int(module.run(parser.parse_args(arguments)))
     except GeminiError as error:

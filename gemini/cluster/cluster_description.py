@@ -93,6 +93,11 @@ class Cluster:
         return self.groups[0].device
 
     @property
+    def device_names(self) -> str:
+        """The names of the device classes."""
+        return ", ".join(dict.fromkeys(group.device.name for group in self.groups))
+
+    @property
     def is_homogeneous(self) -> bool:
         """Whether all devices are of one class and all hosts have the same number."""
         return len({(group.device.name, group.devices_per_host) for group in self.groups}) == 1

@@ -1,7 +1,6 @@
 """Device class: the rates, the memory and the efficiencies of one kind of device.
 
-Peak rates are the vendor's for dense operands. An efficiency is the share of a peak that large kernels reach. Small
-matrix products reach less: one of F operations runs at F / (F + half_rate_flops) of the efficiency of a large one.
+Peak rates are the vendor's for dense operands. An efficiency is the share of a peak that large kernels reach.
 """
 
 from __future__ import annotations
@@ -14,8 +13,11 @@ from types import MappingProxyType
 from gemini.errors import ConfigError, Fault
 from gemini.nearest_name import remedy
 
-_POSITIVE = ("memory_gb", "bandwidth_gb", "matrix_efficiency", "attention_efficiency", "memory_efficiency")
-_NOT_NEGATIVE = ("half_rate_flops", "kernel_us", "watts", "price_per_hour")
+_POSITIVE = (
+    "memory_gb", "bandwidth_gb", "matrix_efficiency", "fp8_efficiency", "attention_efficiency",
+    "tuned_attention_efficiency", "memory_efficiency",
+)  # fmt: skip
+_NOT_NEGATIVE = ("overlap_loss", "kernel_us", "watts", "price_per_hour")
 
 
 @dataclass(frozen=True)
@@ -31,10 +33,12 @@ class DeviceClass:
     memory_gb: float  # 10⁹ bytes
     bandwidth_gb: float  # 10⁹ bytes per second of its memory
     matrix_efficiency: float = 0.75
+    fp8_efficiency: float = 0.75
     attention_efficiency: float = 0.5
+    tuned_attention_efficiency: float = 0.6
     memory_efficiency: float = 0.8
-    half_rate_flops: float = 0.0
     kernel_us: float = 3.0
+    overlap_loss: float = 0.1  # share of an overlapped collective's time that computation loses
     watts: float = 0.0
     price_per_hour: float = 0.0
 
@@ -70,14 +74,13 @@ class DeviceClass:
         return self.tflops[precision] * 1e12
 
     def product_seconds(self, flops: float, precision: str) -> float:
-        """Return the time of one matrix product."""
-        if not flops:
-            return 0.0
-        return (flops + self.half_rate_flops) / (self.flops(precision) * self.matrix_efficiency)
+        """Return the time of the operations of matrix products, without their memory traffic."""
+        efficiency = self.fp8_efficiency if precision == "fp8" else self.matrix_efficiency
+        return flops / (self.flops(precision) * efficiency)
 
-    def attention_seconds(self, flops: float, precision: str) -> float:
-        """Return the time of fused attention."""
-        return flops / (self.flops(_attention_precision(precision, self.tflops)) * self.attention_efficiency)
+    def attention_seconds(self, flops: float, precision: str, efficiency: float) -> float:
+        """Return the time of fused attention that reaches this share of the peak."""
+        return flops / (self.flops(_attention_precision(precision, self.tflops)) * efficiency)
 
     def traffic_seconds(self, nbytes: float) -> float:
         """Return the time to read or write that many bytes of its memory."""

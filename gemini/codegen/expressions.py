@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
@@ -132,7 +133,16 @@ class Expressions:
         symbol = symbol_of(value)
         if symbol is not None:
             return self.imports.symbol(symbol)
+        if is_dataclass(value) and not isinstance(value, type):
+            return self._dataclass(value)
         raise GenerateError(f"{self.where}: the value {value!r:.60} cannot be written as code")
+
+    def _dataclass(self, value: Any) -> str:
+        """Return the text of a dataclass of plain values, such as a layout: fields up to the last without default."""
+        given = [(getattr(value, one.name), one.default) for one in fields(value)]
+        while given and given[-1][0] == given[-1][1]:
+            given.pop()
+        return f"{self.imports.cls(type(value), self.where)}({', '.join(self.plain(one) for one, _ in given)})"
 
     def _literal(self, form: Literal) -> Text:
         text = self.plain(form.value)

@@ -34,6 +34,7 @@ class StageCode:
     source: str  # the text of stage_0.py
     parameters: tuple[str, ...]  # original names of the parameters this stage holds, aliases of tied ones included
     buffers: tuple[str, ...]
+    is_edited: bool = False  # by hand, since it was generated
 
 
 def generate_stages(

@@ -15,6 +15,7 @@ from gemini.codegen.source_names import ModelSources, outermost, target_names
 from gemini.ir.graph import Graph
 from gemini.ir.node import MODULES, Node
 from gemini.ir.pytree import Path, Ref
+from gemini.tensor_parallel.local_graph import MOVE
 
 RESERVED = frozenset(
     {*dir(builtins), *keyword.kwlist, *keyword.softkwlist, "self", "model", "torch", "nn", "F", "np", "math", "Tensor"}
@@ -46,7 +47,8 @@ class Namer:
         key = ref.node, ref.path
         if key not in self._known:
             node = self.graph.nodes[ref.node]
-            name = self.assigned_name(node, ref.path) or self._made_by(node, ref)
+            moved = next(node.inputs()) if node.target == MOVE else None
+            name = self.of(moved) if moved else self.assigned_name(node, ref.path) or self._made_by(node, ref)
             self._known[key] = identifier(name)
         return self._known[key]
 

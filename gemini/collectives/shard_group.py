@@ -27,6 +27,7 @@ from gemini.tensor_parallel.layouts import (
 )
 
 MAXIMUM = "all-reduce (maximum)"
+BARRIER = "barrier"
 
 
 class GroupLostError(GeminiError):
@@ -73,6 +74,16 @@ class ShardGroup(ABC):
     def all_to_all(self, x: torch.Tensor, have: Shard, want: Shard) -> torch.Tensor:
         """Return this shard's slice in another layout."""
 
+    def counted(self) -> Counter[str]:
+        """Return the collectives so far by the names of plans, in which a maximum is an all-reduce."""
+        found = Counter(self.counts)
+        found[ALL_REDUCE] += found.pop(MAXIMUM, 0)
+        return found
+
+    @abstractmethod
+    def barrier(self) -> None:
+        """Wait until all shards have come here; counts as no collective."""
+
     def check_order(self, orders: Sequence[int]) -> None:
         """Raise where shards are at different collectives; `orders` are the hashes of all shards, by rank."""
         other = next((rank for rank, order in enumerate(orders) if order != orders[self.rank]), None)
@@ -89,6 +100,11 @@ class ExchangeGroup(ShardGroup):
     @abstractmethod
     def exchange(self, x: torch.Tensor, name: str, parts: int = 1) -> Sequence[torch.Tensor]:
         """Return the tensors of all shards, by rank; they are valid until the next exchange."""
+
+    def barrier(self) -> None:
+        """Wait until all shards have come here."""
+        self.exchange(torch.zeros(1), BARRIER)
+        del self.counts[BARRIER], self.wire[BARRIER]
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         """Return the sum over all shards, in the order of their ranks."""

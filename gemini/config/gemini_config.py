@@ -54,12 +54,18 @@ class GeminiConfig:
     )
     pipeline_degree: int | None = _setting(None, readers.count, "N", "pipeline stages (also: stage_cnt)")
     accum_degree: int | None = _setting(None, readers.count, "N", "micro-batches per batch")
+    replicas: int | None = _setting(
+        None, readers.count, "N", "copies of the model that each take a part of every batch (data parallelism)"
+    )
     device_mapping: DeviceMapping | None = _setting(
         None,
         readers.device_mapping,
         "JSON",
         """devices, as '{"stage_0": {"shard_0": "cuda:0"}}' or the path of a JSON file""",
         hash=False,
+    )
+    cluster: str | None = _setting(
+        None, readers.word, "ADDRESS", "Ray cluster whose hosts run workers, as HOST:PORT; auto: that of RAY_ADDRESS"
     )
     partitioner: str = _setting("exact", readers.partitioner, "NAME", "algorithm that cuts the model into stages")
     schedule: str = _setting(
@@ -76,6 +82,7 @@ class GeminiConfig:
     watchdog: float = _setting(
         60.0, readers.seconds, "SECONDS", "seconds without a reply after which a worker counts as hung"
     )
+    program: str | None = _setting(None, readers.word, "DIR", "run the plans and stages that gemini compile wrote")
     run_folder: str = _setting(".gemini", readers.word, "DIR", "folder for the artifacts of a run")
     seed: int = _setting(0, readers.seed, "N", "seed of every search")
     strict: bool = _setting(False, readers.flag, "", "raise instead of falling back to a slower path")
@@ -137,32 +144,64 @@ class GeminiConfig:
     @property
     def asks_for_workers(self) -> bool:
         """Whether these settings request several devices, rather than leave the choice to Gemini."""
-        degrees = (self.sharding_size or 1, self.pipeline_degree or 1, self.workers or 1)
-        return self.mode is not Mode.AUTO or max(degrees) > 1 or self.device_mapping is not None
+        degrees = (self.sharding_size or 1, self.pipeline_degree or 1, self.workers or 1, self.replicas or 1)
+        is_forced = self.mode is not Mode.AUTO or self.cluster is not None
+        return is_forced or max(degrees) > 1 or self.device_mapping is not None
 
     @property
     def worker_count(self) -> int:
         """The number of workers these settings request."""
         if self.device_mapping is not None:
             return sum(len(devices) for devices in self.device_mapping.values())
-        return self.workers or (self.sharding_size or 1) * (self.pipeline_degree or 1)
+        return self.workers or (self.replicas or 1) * (self.sharding_size or 1) * (self.pipeline_degree or 1)
+
+    @property
+    def shard_count(self) -> int:
+        """The number of workers that share one stage."""
+        if self.device_mapping is not None:
+            return max((len(devices) for devices in self.device_mapping.values()), default=1)
+        if self.sharding_size is None and self.mode is Mode.SHARDING:
+            return self.worker_count
+        return self.sharding_size or 1
+
+    @property
+    def stage_count(self) -> int:
+        """The number of groups of workers that share one stage."""
+        return max(1, self.worker_count // self.shard_count)
 
     def check_supported(self) -> None:
-        """Raise for settings that no part of Gemini implements yet, before anything starts."""
-        faults = [Fault(what, "use mode='pipeline' with pipeline_degree=N") for what in self._unsupported()]
+        """Raise for settings that models of PyTorch cannot run with, before anything starts."""
+        faults = list(self._unsupported())
         if faults:
             raise ConfigError(faults)
 
-    def _unsupported(self) -> Iterator[str]:
-        if self.mode in (Mode.SHARDING, Mode.SHARDING_AND_PIPELINE):
-            yield f"mode = {str(self.mode)!r}: sharding is not implemented yet"
-        if (self.sharding_size or 1) > 1:
-            yield f"sharding_size = {self.sharding_size}: sharding is not implemented yet"
-        if self.sharding_dim is not None:
-            yield f"sharding_dim = {self.sharding_dim}: sharding is not implemented yet"
-        for stage, devices in (self.device_mapping or {}).items():
-            if len(devices) > 1:
-                yield f"device_mapping[{stage!r}] names {len(devices)} shards: sharding is not implemented yet"
+    def _unsupported(self) -> Iterator[Fault]:
+        if self.sharding_dim not in (None, 0, -1):
+            yield Fault(f"sharding_dim = {self.sharding_dim}", "give 0 (reduction) or -1 (output), or leave it out")
+        if self.shard_count > 1 and (self.cluster is not None or (self.replicas or 1) > 1):
+            what = f"{self.shard_count} shards with {'a cluster' if self.cluster is not None else 'replicas'}"
+            yield Fault(what, "shards run on one host and without replicas: leave one of them out")
+        if self.worker_count % self.shard_count:
+            yield Fault(
+                f"workers = {self.workers} with sharding_size = {self.sharding_size}",
+                "give a multiple of sharding_size",
+            )
+        mapping = self.device_mapping or {}
+        counts = {stage: len(devices) for stage, devices in mapping.items()}
+        if len(set(counts.values())) > 1:
+            listed = ", ".join(f"{stage} has {count}" for stage, count in counts.items())
+            yield Fault(f"device_mapping: stages with different numbers of shards ({listed})", "map as many in each")
+        elif self.shard_count > 1:
+            if not self.mode.shards:
+                yield Fault(f"mode = 'pipeline' with {self.shard_count} shards in device_mapping", "use mode='hybrid'")
+            names = [name for devices in mapping.values() for name in devices.values()]
+            other = next((name for name in names if name.partition(":")[0] != "cpu"), None)
+            if other is not None:
+                yield Fault(
+                    f"device_mapping puts a shard on {other}", "shards are processes on this host: map them to cpu"
+                )
+        if len(counts) > 1 and not self.mode.pipelines:
+            yield Fault(f"mode = 'sharding' with {len(counts)} stages in device_mapping", "use mode='hybrid'")
 
     def to_dict(self) -> dict[str, Any]:
         """Return every setting as plain JSON values."""
@@ -233,8 +272,22 @@ def _contradictions(values: Mapping[str, Any]) -> list[Fault]:
             Fault(f"mode = 'sharding' with pipeline_degree = {stages}", "use mode='hybrid', or pipeline_degree=1")
         )
     mapping = values["device_mapping"]
+    faults += _replica_contradictions(values)
     if mapping is not None:
         faults += _mapping_contradictions(mapping, stages, shards, values["workers"])
+    return faults
+
+
+def _replica_contradictions(values: Mapping[str, Any]) -> list[Fault]:
+    """Check that the replicas share workers and micro-batches evenly."""
+    replicas, faults = values["replicas"] or 1, []
+    for name in ("accum_degree", "workers"):
+        if (values[name] or replicas) % replicas:
+            what = f"{name} = {values[name]} cannot be shared evenly by replicas = {replicas}"
+            faults.append(Fault(what, f"give a multiple of {replicas}"))
+    if replicas > 1 and values["device_mapping"] is not None:
+        what = f"device_mapping with replicas = {replicas}"
+        faults.append(Fault(what, "leave one of them out: a mapping names the workers of one copy"))
     return faults
 
 

@@ -31,33 +31,35 @@ def refs_of_read(read: Expr) -> Iterator[Ref]:
         yield read.operands[0]
 
 
-def rewrite_refs(form: Any, change: Callable[[Any], Any]) -> Any:
-    """Return a form in which `change` has replaced every `Ref` and every `ModelObject`."""
+def rewrite_refs(form: Any, change: Callable[[Any], Any], number: Callable[[Number], Any] | None = None) -> Any:
+    """Return a form in which `change` has replaced every `Ref` and every `ModelObject`.
+
+    `number` replaces traced numbers as a whole; without it, the references in them are replaced.
+    """
+
+    def again(part: Any) -> Any:
+        return rewrite_refs(part, change, number)
+
     if isinstance(form, (Ref, ModelObject)):
         return change(form)
     if isinstance(form, Number):
-        return Number(rewrite_refs(form.expr, change))
+        return Number(again(form.expr)) if number is None else number(form)
     if isinstance(form, Expr):
-        return Expr(form.op, tuple(rewrite_refs(part, change) for part in form.operands))
+        return Expr(form.op, tuple(again(part) for part in form.operands))
     if isinstance(form, SequenceForm):
-        return replace(form, items=tuple(rewrite_refs(part, change) for part in form.items))
+        return replace(form, items=tuple(again(part) for part in form.items))
     if isinstance(form, MappingForm):
-        return replace(form, items=_pairs(form.items, change), state=_pairs(form.state, change))
+        return replace(form, items=_pairs(form.items, again), state=_pairs(form.state, again))
     if isinstance(form, ObjectForm):
-        return replace(form, state=_pairs(form.state, change))
+        return replace(form, state=_pairs(form.state, again))
     if isinstance(form, SliceForm):
-        return SliceForm(*(rewrite_refs(part, change) for part in (form.start, form.stop, form.step)))
+        return SliceForm(*(again(part) for part in (form.start, form.stop, form.step)))
     if isinstance(form, ClosureForm):
-        return replace(form, cells=_all(form.cells, change), defaults=_all(form.defaults, change))
+        return replace(form, cells=tuple(map(again, form.cells)), defaults=tuple(map(again, form.defaults)))
     if isinstance(form, PartialForm):
-        function = rewrite_refs(form.function, change)
-        return PartialForm(function, _all(form.args, change), _pairs(form.kwargs, change))
-    return MethodForm(rewrite_refs(form.owner, change), form.name) if isinstance(form, MethodForm) else form
+        return PartialForm(again(form.function), tuple(map(again, form.args)), _pairs(form.kwargs, again))
+    return MethodForm(again(form.owner), form.name) if isinstance(form, MethodForm) else form
 
 
-def _all(forms: tuple[Any, ...], change: Callable[[Any], Any]) -> tuple[Any, ...]:
-    return tuple(rewrite_refs(part, change) for part in forms)
-
-
-def _pairs(pairs: tuple[tuple[Any, Any], ...], change: Callable[[Any], Any]) -> tuple[tuple[Any, Any], ...]:
-    return tuple((key, rewrite_refs(part, change)) for key, part in pairs)
+def _pairs(pairs: tuple[tuple[Any, Any], ...], again: Callable[[Any], Any]) -> tuple[tuple[Any, Any], ...]:
+    return tuple((key, again(part)) for key, part in pairs)

@@ -8,14 +8,16 @@ DryRun     plans only, see `dry_run`
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
 from gemini.config.gemini_config import GeminiConfig
-from gemini.errors import ConfigError
-from gemini.launcher.defaults import fill_defaults, load_config
+from gemini.errors import ConfigError, GeminiError
+from gemini.launcher.defaults import count_devices, fill_defaults, load_config
 from gemini.launcher.model_discovery import ModelDiscovery, ReplacementCall
 from gemini.log import log_line
 
@@ -66,7 +68,8 @@ class ForcedPolicy:
                 see_through_deferred_tensors()
             return managed is not None
         except Exception as error:
-            if self.config.strict:
+            # A cluster was asked for: a script that should not run on this host alone does not.
+            if self.config.strict or (self.config.cluster is not None and isinstance(error, ConfigError)):
                 raise
             return self.stay_local(model, _reason_of(error), "in this process")
         finally:
@@ -79,13 +82,15 @@ class ForcedPolicy:
         return planner_for(self.config)
 
     def _observe(self, model: nn.Module, pipelined: PipelinedModel, single_ms: float | None) -> None:
-        """Print the plan of the first pipelined step."""
+        """Print the plan of the first pipelined step; plan further kinds of calls once that repays."""
+        pipelined.plans.plans_at_once = False
         pipelined.journal.local_ms = single_ms or 0.0
+        pipelined.journal.places = self.discovery.places_of(model)
         reference = weakref.ref(model)
 
         def show(plan: StepPlan) -> None:
             if (model := reference()) is not None:
-                self.show(model, plan, single_ms)
+                self.show(model, plan, single_ms or pipelined.verification.local_ms or None)
 
         pipelined.plans.on_first_step = show
 
@@ -135,20 +140,48 @@ def _find_obstacle(model: nn.Module) -> str:
     return ""
 
 
+def _count_hosts(config: GeminiConfig) -> Callable[[], int]:
+    from gemini.runtime.hosts.host_cluster import count_hosts
+
+    return partial(count_hosts, config)
+
+
 def policy_for(session: Session, folder: str) -> ForcedPolicy:
     """Return the policy of a session."""
     config = load_config(session, folder)
+    if config.program is not None and "check" not in session:
+        _check_program(config)
     is_requested = config.asks_for_workers
-    config = fill_defaults(config)
+    config = fill_defaults(config, _count_hosts(config) if config.cluster is not None else count_devices)
     if config.dry_run:
         from gemini.launcher.dry_run import DryRunPolicy
 
         return DryRunPolicy(config)
+    check = session.get("check")
+    if check is not None:
+        from gemini.launcher.program_checking import CheckingPolicy
+
+        return CheckingPolicy(config, Path(check))
+    record = session.get("record")
+    if record is not None:
+        from gemini.launcher.plan_recording import RecordingPolicy
+
+        return RecordingPolicy(config, Path(record), session["record_steps"])
     if is_requested:
         return ForcedPolicy(config)
     from gemini.launcher.auto import AutoPolicy
 
     return AutoPolicy(config)
+
+
+def _check_program(config: GeminiConfig) -> None:
+    """End the program where the files of its parallel form cannot be used: it would run without them."""
+    from gemini.parallel_program.compiled_plans import load_compiled_plans
+
+    try:
+        load_compiled_plans(Path(config.program or "").resolve(), config.quiet)
+    except GeminiError as error:
+        raise SystemExit(f"gemini: {error}") from error
 
 
 def _reason_of(error: Exception) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -61,16 +62,36 @@ def rows(
     else:
         what = "this process"
     gain = single_ms / plan.step_ms if plan.step_ms else 1.0
+    edited = plan.edited_stages()
+    program = (
+        []
+        if plan.program is None
+        else [
+            ("program", plan.program.folder.name + (f", edited: {', '.join(edited[1])}" if edited else ", as compiled"))
+        ]
+    )
     parameters = " / ".join(f"{share / total:.0%}" for share in shares)
     return [
         ("model", f"{type(model).__name__}, {_amount(count)} parameters, trained by {trained_by}"),
-        ("stages", f"{plan.nstages} on {plan.schedule.ndevs} workers, balance {analysis.balance:.2f}, "
+        ("stages", f"{plan.nstages} on {plan.nworkers} workers, balance {analysis.balance:.2f}, "
                    f"parameters {parameters}"),
+        *_shard_rows(plan),
         ("schedule", f"{plan.name}, {plan.micro_batches_text}, {analysis.bubble:.0%} idle"
                      + (", plan from cache" if plan.is_cached else "")),
         ("expected", f"{_ms(plan.step_ms)} per step, {gain:.2f} × {what} ({_ms(single_ms)})"),
+        *program,
         ("run folder", _near(config.run_folder)),
     ]  # fmt: skip
+
+
+def _shard_rows(plan: StepPlan) -> list[tuple[str, str]]:
+    """Return a row on the shards of every stage."""
+    if plan.shards is None:
+        return [("shards", f"none: {plan.unsharded_reason}")] if plan.unsharded_reason else []
+    found = Counter(one.name for one in plan.shards.collectives() if one.phase != "step")
+    moves = ", ".join(f"{count} {name}" for name, count in sorted(found.items())) or "none"
+    text = f"{plan.shard_count} per stage, {plan.shards.sharded_share:.0%} of parameter bytes divided"
+    return [("shards", text), ("collectives", f"{moves} per micro-batch")]
 
 
 def closing_lines(models: Sequence[ModelJournal], config: GeminiConfig) -> list[str]:
@@ -96,7 +117,10 @@ def _closing_line(model: ModelJournal) -> str:
     if model.step_ms:
         text += f", {_ms(model.step_ms)} per step"
     if model.local_ms:
-        text += f" ({_ms(model.local_ms)} in this process)" if model.step_ms else f", {_ms(model.local_ms)} locally"
+        gain = (
+            f" ({_ms(model.local_ms)} in this process: {model.local_ms / model.step_ms:.2f} ×)" if model.step_ms else ""
+        )
+        text += gain or f", {_ms(model.local_ms)} locally"
     return text
 
 

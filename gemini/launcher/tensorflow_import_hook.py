@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from gemini.launcher.process.launch_session import Session
 
 _TENSORFLOW = "tensorflow"
+_KERAS_TRAINER = "keras.src.backend.tensorflow.trainer"
 
 
 class EngineState:
@@ -37,12 +38,19 @@ def install_hook(session: Session, hook: ImportHook) -> None:
     except OSError:  # removed
         state.folder = ""
     hook.followers[_TENSORFLOW] = __name__
+    hook.followers[_KERAS_TRAINER] = __name__
 
 
 def follow(name: str) -> None:
-    """Install the engine in TensorFlow, which has just been imported, and start its servers."""
-    del name
+    """Install the engine in TensorFlow or Keras, which has just been imported, and start its servers."""
     if state.session is None or os.getpid() != state.owner:
+        return
+    if name == _KERAS_TRAINER:
+        from gemini.tensorflow.entry import is_installed
+        from gemini.tensorflow.keras_trainer import patch_trainer
+
+        if is_installed():
+            patch_trainer()
         return
     from gemini.launcher.defaults import count_cores, fill_defaults, load_config
 

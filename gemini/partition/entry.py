@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 
 from gemini.errors import PartitionError
 from gemini.ir.graph import Graph
 from gemini.partition.assignment import Partition
+from gemini.partition.idle_stages import absorb_idle_stages
 from gemini.partition.infeasible import check_limits, check_memory, explain_failure
 from gemini.partition.partition_options import Options
 from gemini.partition.partition_problem import Problem
@@ -24,11 +26,13 @@ def partition(
     """Cut a profiled graph into stages for `nparts` workers."""
     options = options or Options()
     solve = find_partitioner(partitioner)
+    if options.noise is None:
+        options = replace(options, noise=round(profile.noise, 4))
     problem = build_problem(graph, profile, nparts, options)
     check_limits(graph, problem)
     began = time.perf_counter()
     try:
-        found = solve(problem)
+        found = absorb_idle_stages(problem, solve(problem))
         items, workers = order_items(problem, found)
         check_memory(problem, items, workers)
     except PartitionError as error:

@@ -40,6 +40,7 @@ class Options:
     sending_ms: float = 0.0  # worker time per MB sent; if set, links cost their latency only
     action_ms: float = 0.0  # worker time around each forward and each backward
     slack: float = 0.01  # relative loss of balance accepted for fewer bytes
+    noise: float | None = None  # of the profile: within it plainer cuts win; None: that of the profile
     # ── constraints ──────────────────────────────────────────────────────────────────────────────────────────────────
     together: tuple[tuple[str, ...], ...] = ()  # groups of scopes that must share a stage
     pins: Mapping[str, int] = field(default_factory=dict)  # scope → part
@@ -92,6 +93,8 @@ class Options:
             value = getattr(self, name)
             if not _is_number(value) or value < 0:
                 yield f"{name} {value!r}; expected a finite number, 0 or more"
+        if self.noise is not None and (not _is_number(self.noise) or self.noise < 0):
+            yield f"noise {self.noise!r}; expected a finite number, 0 or more, or None"
         for name in ("chunks", "micro_batches"):
             value = getattr(self, name)
             if not _is_whole(value) or value < 1:

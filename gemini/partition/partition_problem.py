@@ -34,6 +34,7 @@ class Item:
     saved_values: tuple[int, ...] = ()  # indices of `Problem.saved_mb`
     peak_mb: float = 0.0  # peak working memory while it runs
     pin: int | None = None  # the part that it is assigned to by the user
+    scope: tuple[str, ...] = ()  # the modules around its first node, outermost first
 
 
 @dataclass(frozen=True)

@@ -209,6 +209,7 @@ def _build_item(graph: Graph, costs: list[NodeCost], options: Options, pin: int 
         saved_values=tuple(sorted({value for cost in costs for value in cost.saved_values})),
         peak_mb=max(max(cost.forward_peak_mb, cost.backward_peak_mb) for cost in costs),
         pin=pin,
+        scope=first.scope,
     )
 
 

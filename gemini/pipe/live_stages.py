@@ -21,6 +21,7 @@ from gemini.errors import GenerateError
 if TYPE_CHECKING:
     from gemini.codegen.stage_generator import StageCode
 
+EDITED = "__gemini_edited__"  # an attribute of stages that were edited: their author answers for their effects
 _EVERY = frozenset(vars(nn.Module()))  # attributes that every module has
 
 
@@ -54,7 +55,10 @@ def make_stages(codes: Iterable[StageCode], model: nn.Module, where: str) -> lis
         cls = getattr(load_module(code.source, path), code.class_name, None)
         if not (isinstance(cls, type) and issubclass(cls, nn.Module)):
             raise GenerateError(f"{path} defines no module {code.class_name}\n    → generate the stages again")
-        made.append(cls(model))
+        stage = cls(model)
+        if code.is_edited:
+            vars(stage)[EDITED] = True
+        made.append(stage)
     follow_modes(made, model)
     check_complete(made, model)
     return made

@@ -6,6 +6,7 @@ parameters and layers of the model itself: training one trains the other, and st
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -56,11 +57,21 @@ class Piped:
         self.call_guard = CallGuard(graph)
         self._fallbacks = Fallbacks(type(model).__name__)
 
+    @property
+    def where(self) -> str:
+        """The folder of the stages, or the name of the model in place of one."""
+        return f"<stages of {type(self.model).__name__}>" if self.folder is None else str(self.folder)
+
     def _make_stages(self) -> None:
-        where = f"<stages of {type(self.model).__name__}>" if self.folder is None else str(self.folder)
-        self.stages = make_stages(self.codes, self.model, where)
+        self.stages = make_stages(self.codes, self.model, self.where)
         self.stage_tensors = StageTensors(self.stages, self.model)
         self.mutable_state = MutableState(self.graph, self.model)
+
+    def with_graph(self, graph: Graph) -> Piped:
+        """Return the same stages for a graph that differs from this one in sizes alone."""
+        other = copy.copy(self)
+        other.graph, other.call_guard = graph, self.call_guard.with_graph(graph)
+        return other
 
     # ── artifacts ────────────────────────────────────────────────────────────────────────────────────────────
     @property
@@ -93,11 +104,15 @@ class Piped:
     # ── running ────────────────────────────────────────────────────────────────────────────────────────────────
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the stages in sequence, in one autograd graph; fall back to the model if the call does not match."""
+        return run_with_hooks(self.model, args, kwargs, self.run_stages)
+
+    def run_stages(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run the stages in sequence without the hooks of the model; fall back to `forward`."""
 
         def run(bound: dict[str, Any]) -> Any:
             return self.routes.run(self.stages, self.model, bound)
 
-        return run_with_hooks(self.model, args, kwargs, lambda forward, a, k: self._attempt(forward, a, k, run))
+        return self._attempt(forward, args, kwargs, run)
 
     def run_detached(
         self,
@@ -227,15 +242,23 @@ class Piped:
         return f"Piped({type(self.model).__name__}, {many}, by {self.partition.partitioner})"
 
 
-def build_piped(graph: Graph, profile: Profile, partition: Partition, shares: Mapping[int, int] | None = None) -> Piped:
+def build_piped(
+    graph: Graph,
+    profile: Profile,
+    partition: Partition,
+    shares: Mapping[int, int] | None = None,
+    replace_sources: Callable[[Sequence[StageCode]], tuple[Sequence[StageCode], Path | None]] | None = None,
+) -> Piped:
     """Generate the stages of a partition and make them live.
 
     `shares` maps nodes whose values are multiplied by a micro-batch weight to the index of that weight.
+    `replace_sources` returns the stages with the texts to execute, and the folder of these.
     """
     from gemini.codegen import generate_stages
 
-    codes = generate_stages(graph, partition, **({"shares": shares} if shares else {}))
-    return Piped(graph.bound_model(), graph, profile, partition, codes)
+    codes: Sequence[StageCode] = generate_stages(graph, partition, **({"shares": shares} if shares else {}))
+    codes, folder = (codes, None) if replace_sources is None else replace_sources(codes)
+    return Piped(graph.bound_model(), graph, profile, partition, codes, folder=folder)
 
 
 def find_loss(output: Any) -> torch.Tensor:

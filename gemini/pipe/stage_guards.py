@@ -47,6 +47,12 @@ class CallGuard:
         self._gradients = GradientGuard(graph)
         self._attributes = [node for node in graph.nodes if node.kind in ("attribute", "buffer")]
 
+    def with_graph(self, graph: Graph) -> CallGuard:
+        """Return the guard of a graph that differs from this one in sizes alone; the model is not inspected again."""
+        other = CallGuard(graph)
+        other._python_state, other._state = self._python_state, self._state
+        return other
+
     def find_mismatch(self, bound: dict[str, Any], state: object = None, like: Hashable = None) -> Mismatch | None:
         """Return why the stages cannot run a call, bound by name; None if no reason is visible before the run.
 

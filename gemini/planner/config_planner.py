@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from gemini.config.gemini_config import GeminiConfig
-from gemini.config.modes import Mode
 
 if TYPE_CHECKING:
     from torch import nn
@@ -26,31 +25,39 @@ class Planner(Protocol):
 def check_config(config: GeminiConfig) -> None:
     """Raise for unsupported settings and for a faulty schedule file, before the script or a worker starts."""
     config.check_supported()
-    if config.schedule.endswith(".json") and config.worker_count > 1 and config.mode.pipelines:
+    if config.schedule.endswith(".json") and config.stage_count > 1:
         from gemini.schedule.user_plan import load_user_plan
 
-        load_user_plan(Path(config.schedule), config.worker_count, config.accum_degree or 1)
+        load_user_plan(Path(config.schedule), config.stage_count, config.accum_degree or 1)
 
 
 def planner_for(config: GeminiConfig) -> Planner | None:
     """Return the planner of a configuration; None if it does not request plans of whole steps."""
     check_config(config)
-    count, micro_batches = config.worker_count, config.accum_degree or 1
-    if count < 2 or micro_batches < 2 or config.schedule == "none":
-        return None
-    if not (config.mode.pipelines or config.mode is Mode.AUTO):
+    count, micro_batches, shards = config.worker_count, config.accum_degree or 1, config.shard_count
+    if count < 2 or config.schedule == "none" or (micro_batches < 2 and shards < 2):
         return None
     schedule = str(Path(config.schedule).absolute()) if config.schedule.endswith(".json") else config.schedule
+    program = None
+    if config.program is not None:
+        from gemini.parallel_program.compiled_plans import load_compiled_plans
+
+        program = load_compiled_plans(Path(config.program).resolve(), config.quiet)
+
+    here = count if config.cluster is None else 1  # workers on other hosts have cores of their own
+    threads = max(1, len(os.sched_getaffinity(0)) // here)
 
     def plan(model: nn.Module, args: Any, kwargs: Any, **changes: Any) -> StepPlan:
         from gemini.planner.plan_request import PlanRequest
         from gemini.planner.step_planner import plan_step
 
         request = PlanRequest(
-            workers=count, micro_batches=micro_batches, threads=max(1, len(os.sched_getaffinity(0)) // count),
+            workers=config.stage_count, shards=shards, sharding_dim=config.sharding_dim,
+            micro_batches=micro_batches,
+            replicas=config.replicas or 1, threads=threads,
             partitioner=config.partitioner, schedule=schedule, rng=config.rng, seed=config.seed, quiet=config.quiet,
             memory_limit_mb=None if config.memory_limit is None else config.memory_limit / 2**20,
-            micro_batch_statistics=config.batch_norm == "micro-batch",
+            micro_batch_statistics=config.batch_norm == "micro-batch", program=program,
         )  # fmt: skip
         return plan_step(model, args, kwargs, replace(request, **changes))
 

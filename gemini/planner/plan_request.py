@@ -14,6 +14,7 @@ from gemini.profiling.measured_device import MB
 from gemini.schedule.link_costs import Links, Table
 
 if TYPE_CHECKING:
+    from gemini.parallel_program.compiled_plans import CompiledPlans
     from gemini.planner.step_plan import StepPlan
 
 _BALANCED = 0.03  # the partition search stops at stages this close to an even share
@@ -29,6 +30,8 @@ _NOT_IN_KEY = frozenset(
         "measured_plan",
         "measure_speeds",
         "local_step_ms",
+        "deadline_s",
+        "program",
     )
 )
 
@@ -44,9 +47,12 @@ class PlanRequest:
     `dataclasses.replace`.
     """
 
-    workers: int
+    workers: int  # that a schedule sees: each runs stages
     micro_batches: int
+    replicas: int = 1  # of the model, which share the workers and the micro-batches
     threads: int = 1  # per worker
+    shards: int = 1  # of every stage: each of the `workers` is a group of as many
+    sharding_dim: int | None = None  # of all weights: 0 the reduction dimension, -1 the output dimension
     partitioner: str = "exact"
     schedule: str = AUTO
     memory_limit_mb: float | None = None  # per worker
@@ -56,6 +62,7 @@ class PlanRequest:
     seed: int = 0
     cache: bool | str | Path = True
     quiet: bool = False  # log nothing about cached plans that cannot be used
+    program: CompiledPlans | None = None  # plans and stages of a compiled program
 
     gather_reason: str = ""  # why the loss or the end of the model must see the whole batch; '': it need not
     single_micro_batch_reason: str = ""  # why the batch must stay one micro-batch; '': it may be split
@@ -65,6 +72,7 @@ class PlanRequest:
     local_step_ms: float = (
         0.0  # measured in this process; a planning that takes many times longer is refused; 0: plan anyway
     )
+    deadline_s: float | None = None  # processor time of this process at which planning is given up
     measure_speeds: SpeedProbe | None = None  # measures the speed of the running workers
 
     @property

@@ -2,12 +2,14 @@
 
     find_batch_dims   runs the model on few samples; the calls of its modules are counted
     check             over a second: one line. In auto mode, refuses a model whose steps are too short for the time
+    deadline          in auto mode, planning ends between two of its steps where it has taken too long
 
 Forced modes plan anyway. A cached graph or plan takes less.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -50,6 +52,12 @@ class CallCount:
     def per_run(self) -> int:
         """The mean number of calls in a run; 0 without a run."""
         return self._calls // self._runs if self._runs else 0
+
+
+def check_deadline(request: PlanRequest) -> None:
+    """Raise UnplannableError where planning has taken longer than it may."""
+    if request.deadline_s is not None and time.process_time() > request.deadline_s:
+        raise UnplannableError("planning it takes longer than it may cost (--mode pipeline plans anyway)")
 
 
 def check_planning_time(model: nn.Module, calls: int, request: PlanRequest) -> None:

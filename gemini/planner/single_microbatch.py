@@ -52,7 +52,8 @@ def capture_whole_batch(
     from gemini.batch_analysis.graph_analysis import GraphKinds
     from gemini.batch_analysis.propagate import KindInterpreter
 
-    graph = capture_graph(model, args, kwargs, request, CaptureOptions(batch))
+    options = CaptureOptions(batch, opens_leaves=request.shards > 1)
+    graph = capture_graph(model, args, kwargs, request, options)
     fault = find_obstacle(graph) or _find_side_effect(graph)
     if fault:
         raise UnplannableError(fault)

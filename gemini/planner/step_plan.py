@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -11,7 +11,9 @@ if TYPE_CHECKING:
     from gemini.batch_analysis.graph_analysis import GraphKinds
     from gemini.capture.attribute_writes import AttributeWrite
     from gemini.capture.batch_dim import BatchLayout
+    from gemini.codegen.stage_interface import Port
     from gemini.ir.graph import Graph
+    from gemini.parallel_program.compiled_plans import CompiledPlans
     from gemini.partition.analysis.analysis_result import Analysis
     from gemini.partition.assignment import Partition
     from gemini.pipe.piped_model import Piped
@@ -20,6 +22,11 @@ if TYPE_CHECKING:
     from gemini.random_numbers.random_branches import RandomBranches
     from gemini.random_numbers.rng_recorder import RandomOpPattern
     from gemini.schedule.schedplan import SchedPlan
+    from gemini.tensor_parallel.local_graph import LocalGraph
+    from gemini.tensor_parallel.shard_plan import ShardPlan
+
+
+ONE_MICRO_BATCH = "one micro-batch was requested"
 
 
 class UnplannableError(Exception):
@@ -63,7 +70,11 @@ class StepPlan:
     captured_parts: float = 1.0  # calls like the captured one that make up a batch
     recompute: bool = False  # stages recompute their activations in backward, to save memory
     is_cached: bool = False  # from the cache of an earlier run
+    shards: ShardPlan | None = None  # how the shards of every stage divide it; None: each stage is on one worker
+    unsharded_reason: str = ""  # why stages are not divided, where that was requested
     measured: MeasuredSteps | None = None  # after some steps
+    resized_from: StepPlan | None = None  # the plan for another size whose stages it runs
+    program: CompiledPlans | None = None  # whose stage files replace generated text
     _built: dict[frozenset[int], Piped] = field(default_factory=dict, repr=False)
 
     @property
@@ -124,12 +135,54 @@ class StepPlan:
     def build(self, shares: Iterable[int] = ()) -> Piped:
         """Return the live stages; values at the nodes `shares` are multiplied by the weight of the micro-batch."""
         wanted = frozenset(shares)
+        if wanted not in self._built and self.resized_from is not None:
+            self._built[wanted] = self.resized_from.build(wanted).with_graph(self.graph)
         if wanted not in self._built:
             from gemini.pipe.piped_model import build_piped
+            from gemini.pipe.stage_guards import CallGuard
 
-            numbered = {node: at for at, node in enumerate(sorted(wanted))}
-            self._built[wanted] = build_piped(self.graph, self.profile, self.partition, numbered)
+            graph, partition, nodes = self.graph, self.partition, {node: node for node in wanted}
+            if self.local is not None:
+                graph, nodes = self.local.graph, {node: self.local.node_of[node] for node in wanted}
+                partition = replace(partition, stages=self.local.stages)
+            numbered = {nodes[node]: at for at, node in enumerate(sorted(wanted))}
+            is_local = graph is not self.graph
+            replace_sources = None if self.program is None or is_local else self.program.replace_sources
+            built = self._built[wanted] = build_piped(graph, self.profile, partition, numbered, replace_sources)
+            if is_local:  # local ops do not run in the controller
+                built.call_guard = CallGuard(self.graph)
         return self._built[wanted]
+
+    @cached_property
+    def local(self) -> LocalGraph | None:
+        """The graph that every shard runs; None where stages are not divided."""
+        if self.shards is None:
+            return None
+        from gemini.tensor_parallel.local_graph import local_graph
+
+        return local_graph(self.graph, self.shards, self.partition.stage_of)
+
+    @property
+    def shard_count(self) -> int:
+        """The number of workers per stage."""
+        return 1 if self.shards is None else self.shards.size
+
+    @property
+    def nworkers(self) -> int:
+        """The number of workers: every device of the schedule is one per shard."""
+        return self.schedule.ndevs * self.shard_count
+
+    def output_ports(self, piped: Piped) -> list[Port | None]:
+        """Return the ports of the model's outputs, in its order; None where the caller already has the tensor."""
+        pairs = zip(self.graph.outputs(), piped.graph.outputs(), strict=True)
+        return [None if self.graph.nodes[ref.node].is_source else piped.routes.results[own] for ref, own in pairs]
+
+    def edited_stages(self) -> tuple[Piped, tuple[str, ...]] | None:
+        """Return the stages of a compiled program, where their files were edited, with the names of these."""
+        for one in () if self.program is None else self.program.found:
+            if one.edited and (piped := self.build(one.facts.shares)).folder == one.folder:
+                return piped, one.edited
+        return None
 
     @property
     def micro_batches_text(self) -> str:
@@ -137,11 +190,15 @@ class StepPlan:
         return "1 micro-batch" if self.micro_batches == 1 else f"{self.micro_batches} micro-batches"
 
     def __str__(self) -> str:
+        stages = f"{self.nstages} {'stage' if self.nstages == 1 else 'stages'}"
+        if self.shards is not None:
+            stages += f" of {self.shard_count} shards"
         return (
-            f"{self.nstages} stages on {self.schedule.ndevs} workers, balance {self.analysis.balance:.3f}, "
+            f"{stages} on {self.nworkers} workers, balance {self.analysis.balance:.3f}, "
             f"{self.name} with {self.micro_batches_text}, {self.step_ms:.0f} ms per step expected"
             + ("" if self.measured is None else f" ({self.analysis.step_ms:.0f} by the profile alone)")
             + ("" if self.tail is None else ", the loss on the whole batch")
             + (", activations recomputed in backward" if self.recompute else "")
+            + ("" if self.shards is None else f", {self.shards.sharded_share:.0%} of parameter bytes divided")
             + (", plan from cache" if self.is_cached else "")
         )

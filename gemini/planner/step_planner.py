@@ -21,10 +21,11 @@ from torch import nn
 
 from gemini.batch_analysis.batchnorm import uses_batch_statistics
 from gemini.batch_analysis.precompute import random_guards
-from gemini.cache.plans import CachedPlan, load_or_build, store
+from gemini.cache.plans import CachedPlan, graph_key, load_or_build, store
 from gemini.cache_files import cache_folder
 from gemini.capture.batch_dim import BatchLayout
 from gemini.ir.graph import Graph
+from gemini.parallel_program.program_files import StepFacts
 from gemini.planner.buffer_writes import check_attribute_writes, find_written_buffers
 from gemini.planner.contention import Contention
 from gemini.planner.microbatch_capture import MicroBatch, prove_micro_batch
@@ -32,12 +33,15 @@ from gemini.planner.microbatch_split import find_batch_dims
 from gemini.planner.plan_request import PlanRequest
 from gemini.planner.plan_reuse import find_equivalent_plan
 from gemini.planner.plan_search import search_plan
-from gemini.planner.planning_time import CallCount, check_planning_time
+from gemini.planner.planning_time import CallCount, check_deadline, check_planning_time
 from gemini.planner.preconditions import check_graph_attributes, check_model
 from gemini.planner.replan import apply_measured_times
+from gemini.planner.replicated_plan import choose_with_replicas, count_replicas
 from gemini.planner.rng_analysis import check_host_rng, record_stage_rng
+from gemini.planner.schedule_choice import ScheduleChoice
+from gemini.planner.shard_stages import divide_stages
 from gemini.planner.single_microbatch import capture_whole_batch, find_whole_batch_branches, record_whole_batch_rng
-from gemini.planner.step_plan import CoupledSamplesError, StepPlan, UnplannableError
+from gemini.planner.step_plan import ONE_MICRO_BATCH, CoupledSamplesError, StepPlan, UnplannableError
 from gemini.planner.tail_plan import TailNodes, build_tail, check_stage_backward, couples_late, find_tail_nodes
 from gemini.planner.user_schedules import check_backward_blocks
 from gemini.profiling.profile_result import Profile
@@ -61,6 +65,8 @@ def _plan(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], reque
         batch = find_batch_dims(model, args, kwargs)
     check_planning_time(model, calls.per_run, request)
     reason = request.single_micro_batch_reason
+    if not reason and request.micro_batches == 1:
+        reason = ONE_MICRO_BATCH
     if not reason:
         try:
             return _plan_micro_batches(model, args, kwargs, batch, request)
@@ -76,6 +82,8 @@ def _plan(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], reque
         micro_batch, batch = capture_whole_batch(model, args, kwargs, batch, request)
         return _build_plan(micro_batch, batch, reason, args, kwargs, request)
     except UnplannableError as error:
+        if reason == ONE_MICRO_BATCH:
+            raise
         text = reason if str(error) in reason else f"{reason}; and as a single micro-batch: {error}"
         raise UnplannableError(text) from error
 
@@ -133,20 +141,22 @@ def _build_plan(  # noqa: PLR0917
 ) -> StepPlan:  # fmt: skip
     """Plan the step of a captured micro-batch; `single_reason` is why it is the whole batch."""
     graph, count = micro_batch.graph, len(micro_batch.sizes)
+    if request.replicas > 1 and (single_reason or tail is not None):
+        raise UnplannableError(f"{request.replicas} replicas need a batch that can be split")
     check_graph_attributes(graph)
     check_host_rng(graph)
     check_attribute_writes(graph, micro_batch.forms, single_reason)
-    similar = find_equivalent_plan(request, graph, count)
+    compiled = _find_compiled(micro_batch, request, tail)
+    similar = find_equivalent_plan(request, graph, count) if compiled is None else None
     if similar is not None and similar[0].tail == tail:
         plan = _adapt_plan(*similar, micro_batch, batch)
     else:
         known = similar[0].profile if similar is not None and similar[1] == 1 else None
-        found, is_cached = _load_or_search(micro_batch, known, request, tail, is_bound=not single_reason)
-        partition = found.partition if tail is None else tail.separate_stage(found.partition)
+        found, is_cached = compiled or _load_or_search(micro_batch, known, request, tail, is_bound=not single_reason)
         plan = StepPlan(
-            graph, found.profile, partition, found.analysis, found.schedule, found.analysis.schedule, count, batch,
-            micro_batch.forms, (), tail=tail, captured_parts=micro_batch.parts, recompute=found.recompute,
-            is_cached=is_cached,
+            graph, found.profile, found.partition, found.analysis, found.schedule, found.analysis.schedule, count,
+            batch, micro_batch.forms, (), tail=tail, captured_parts=micro_batch.parts, recompute=found.recompute,
+            is_cached=is_cached, program=request.program,
         )  # fmt: skip
         if request.is_from_file and torch.is_grad_enabled():
             check_backward_blocks(plan)
@@ -169,8 +179,26 @@ def _adapt_plan(earlier: StepPlan, ratio: float, micro_batch: MicroBatch, batch:
         branches=None,
         captured_parts=micro_batch.parts,
         measured=None,
+        shards=None,
         _built={},
     )
+
+
+def _find_compiled(
+    micro_batch: MicroBatch, request: PlanRequest, tail: TailNodes | None
+) -> tuple[CachedPlan, bool] | None:
+    """Return the plan of a compiled program for a call; None where there is none."""
+    if request.program is None:
+        return None
+    found = request.program.find(micro_batch.graph, step_facts(micro_batch.graph, len(micro_batch.sizes),
+                                                               micro_batch.parts, tail))  # fmt: skip
+    return None if found is None else (found, False)
+
+
+def step_facts(graph: Graph, micro_batches: int, parts: float, tail: TailNodes | None) -> StepFacts:
+    """Return what a plan of a compiled program must have in common with a call."""
+    nodes = None if tail is None else tail.nodes
+    return StepFacts(graph_key(graph), graph.model_name, micro_batches, parts, nodes, (), recompute=False)
 
 
 def _load_or_search(
@@ -180,13 +208,31 @@ def _load_or_search(
     graph, count, parts = micro_batch.graph, len(micro_batch.sizes), micro_batch.parts
 
     def build() -> CachedPlan:
+        check_deadline(request)
         profile = _profile_micro_batch(graph, *micro_batch.call, request, parts) if known is None else known
+        check_deadline(request)
         options = request.options(count, parts, on_cpu=_is_on_cpu(graph))
-        choice = search_plan(graph, profile, request, options, is_bound=is_bound, tail=tail)
+        if request.replicas > 1:
+            choice = _choose_replicated(graph, profile, request, count, parts, is_bound=is_bound)
+        else:
+            choice = search_plan(graph, profile, request, options, is_bound=is_bound, tail=tail)
         return CachedPlan(profile, choice.partition, choice.analysis, choice.plan, choice.recompute)
 
     facts = _key_facts(request, count, parts, None if tail is None else tail.nodes)
-    return load_or_build(graph, facts, _plan_folder(request), build, quiet=request.quiet)
+    found, is_cached = load_or_build(graph, facts, _plan_folder(request), build, quiet=request.quiet)
+    partition = found.partition if tail is None else tail.separate_stage(found.partition)
+    return replace(found, partition=partition), is_cached
+
+
+def _choose_replicated(
+    graph: Graph, profile: Profile, request: PlanRequest, count: int, parts: float, *, is_bound: bool
+) -> ScheduleChoice:
+    """Return the choice for one replica with its part of the batch, once per replica."""
+    replicas = count_replicas(request.replicas, count)
+    one = replace(request, workers=request.workers // request.replicas, micro_batches=count // replicas)
+    options = one.options(count // replicas, parts / replicas, on_cpu=_is_on_cpu(graph))
+    costs = _scale_to_batch(profile, 1 / replicas)
+    return choose_with_replicas(replicas, lambda: search_plan(graph, costs, one, options, is_bound=is_bound))
 
 
 def _key_facts(request: PlanRequest, micro_batches: int, parts: float, tail: tuple[int, ...] | None) -> list[Any]:
@@ -199,6 +245,8 @@ def _plan_folder(request: PlanRequest) -> Path | None:
 
 def _replan(plan: StepPlan, args: tuple[Any, ...], kwargs: dict[str, Any], request: PlanRequest) -> StepPlan:
     """Plan again with the measured times of a plan; return the same plan where no other is clearly faster."""
+    if plan.program is not None or request.replicas > 1:  # compiled, or the same on all nodes: it stays
+        return plan
     profile = apply_measured_times(plan)
     options = request.options(plan.micro_batches, plan.captured_parts, on_cpu=_is_on_cpu(plan.graph))
     choice = search_plan(plan.graph, profile, request, options, is_bound=True)
@@ -218,6 +266,7 @@ def _replan(plan: StepPlan, args: tuple[Any, ...], kwargs: dict[str, Any], reque
         rng_patterns=(),
         buffers_written_once=(),
         is_cached=False,
+        shards=None,
         _built={},
     )
     return _add_side_effects(replanned, args, kwargs, request)
@@ -228,15 +277,15 @@ def _add_side_effects(plan: StepPlan, args: tuple[Any, ...], kwargs: dict[str, A
     plan = replace(plan, buffers_written_once=find_written_buffers(plan))
     if plan.recompute and plan.writes_buffers:
         raise UnplannableError("it fits into the workers only with recomputed activations, and it writes buffers")
-    if request.rng == "fast" and not random_guards(plan.graph):
+    if request.rng == "fast" and request.shards == 1 and not random_guards(plan.graph):
         return plan
     piped = plan.build()
     if plan.single_micro_batch_reason:
-        patterns = record_whole_batch_rng(piped, args, kwargs)
-        return replace(plan, rng_patterns=patterns, branches=find_whole_batch_branches(piped, args, kwargs))
-    patterns, branches = record_stage_rng(piped, args, kwargs, plan.batch)
-    patterns = patterns if plan.tail is None else plan.tail.unslice_patterns(patterns)
-    return replace(plan, rng_patterns=patterns, branches=branches)
+        patterns, branches = record_whole_batch_rng(piped, args, kwargs), find_whole_batch_branches(piped, args, kwargs)
+    else:
+        patterns, branches = record_stage_rng(piped, args, kwargs, plan.batch)
+        patterns = patterns if plan.tail is None else plan.tail.unslice_patterns(patterns)
+    return divide_stages(replace(plan, rng_patterns=patterns, branches=branches), args, kwargs, request)
 
 
 # ── profile ────────────────────────────────────────────────────────────────────────────────────────────────────────

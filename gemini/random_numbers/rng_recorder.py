@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from gemini.random_numbers.random_ops import UnsliceableRandomOp, is_fill, is_random_op, memory_order, shape_of
 from gemini.random_numbers.rng_patches import watch_random_functions
+from gemini.tensor_parallel.layouts import Shard, local_size
 
 
 @dataclass(frozen=True)
@@ -46,12 +47,14 @@ class RandomOpPattern:
     factor: int = 0
 
     is_patched: bool = False
+    shard: Shard | None = None  # the slice of it that a shard uses; None: all
 
-    def of(self, samples: int) -> tuple[int, ...]:
-        """Return the shape for a number of samples."""
-        if self.dim is None:
-            return self.shape
-        return (*self.shape[: self.dim], samples * self.factor, *self.shape[self.dim + 1 :])
+    def of(self, samples: int, shard: tuple[int, int] = (0, 1)) -> tuple[int, ...]:
+        """Return the shape for a number of samples; `shard`: the number of a shard, and how many there are."""
+        whole = self.shape
+        if self.dim is not None:
+            whole = (*self.shape[: self.dim], samples * self.factor, *self.shape[self.dim + 1 :])
+        return whole if self.shard is None else local_size(self.shard, whole, shard[1], shard[0])
 
 
 class RandomOpRecorder(TorchDispatchMode):  # type: ignore[misc]

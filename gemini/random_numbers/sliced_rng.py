@@ -6,6 +6,8 @@ device, and the generator ends in the same state:
     whole batch      bernoulli_ (8, 16)  ──►  ▓░▓▓░▓░▓ │ ▓▓░▓▓▓░░ │ …
     micro-batches                             first       second
 
+A shard of a divided stage generates those of the whole stage as well, and uses its slice.
+
 A checkpoint reruns a part of the stage in backward, with the generator in the state in which that part began. So while
 a micro-batch runs, the generator is in a state that encodes the position, a *mark*: a random op that runs in
 that state again returns the same numbers.
@@ -16,6 +18,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -24,6 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from gemini.random_numbers.random_ops import IN_PLACE, aten, draw_whole, is_fill, is_random_op, return_part, shape_of
 from gemini.random_numbers.rng_patches import watch_random_functions
 from gemini.random_numbers.rng_recorder import RandomOpPattern
+from gemini.tensor_parallel.layouts import take_shard
 
 _marks = itertools.count(0x6765_6D69_0000_0000)  # seeds that no script uses
 _generator = torch.default_generator
@@ -36,8 +40,10 @@ class RandomOpsDiffer(Exception):
 class SlicedRandomOps:
     """The random numbers of one stage in one step."""
 
-    def __init__(self, patterns: Sequence[RandomOpPattern], samples: int) -> None:
-        self.patterns, self.samples = patterns, samples
+    def __init__(self, patterns: Sequence[RandomOpPattern], samples: int, shard: tuple[int, int] = (0, 1)) -> None:
+        """`shard`: the number of the shard that runs the stage, and how many there are."""
+        self.patterns, self.samples, self.shard = patterns, samples, shard
+        self._is_whole = all(pattern.shard is None for pattern in patterns)
         self._whole: list[torch.Tensor] = []
         self._next: torch.Tensor | None = None  # the generator state for the next random op of the whole batch
         self._places: dict[int, tuple[tuple[int, int], int]] = {}  # mark → samples, number of the random op
@@ -45,7 +51,7 @@ class SlicedRandomOps:
     @contextmanager
     def micro_batch(self, start: int, length: int) -> Iterator[None]:
         """Run the stage inside for samples from `start` on; leave the generator after all random ops so far."""
-        if not self.patterns or length == self.samples:  # the whole batch: no slicing
+        if not self.patterns or (length == self.samples and self._is_whole):  # no slicing
             yield
             return
         if self._next is None:
@@ -105,14 +111,16 @@ class SlicedRandomOps:
         if at >= len(self.patterns):
             raise RandomOpsDiffer(f"more than the {len(self.patterns)} expected random ops: {function}")
         pattern = self.patterns[at]
-        if str(function) != pattern.name or shape_of(function, args) != pattern.of(length):
+        expected = pattern.of(length, self.shard)
+        if str(function) != pattern.name or shape_of(function, args) != expected:
             raise RandomOpsDiffer(
-                f"random op {at} is {function} {shape_of(function, args)}, expected {pattern.name} {pattern.of(length)}"
+                f"random op {at} is {function} {shape_of(function, args)}, expected {pattern.name} {expected}"
             )
         if at == len(self._whole):
             assert self._next is not None
             _generator.set_state(self._next)
-            drawn = draw_whole(function, args, kwargs, pattern.of(self.samples), pattern.order)
+            whole = replace(pattern, shard=None).of(self.samples)
+            drawn = draw_whole(function, args, kwargs, whole, pattern.order)
             # zeros and ones only: a byte is enough
             self._whole.append(drawn.to(torch.bool) if function is aten.bernoulli_.float else drawn)
             self._next = _generator.get_state()
@@ -121,6 +129,8 @@ class SlicedRandomOps:
         part = self._whole[at]
         if pattern.dim is not None:
             part = part.narrow(pattern.dim, start * pattern.factor, length * pattern.factor)
+        if pattern.shard is not None:
+            part = take_shard(part, pattern.shard, self.shard[1], self.shard[0])
         return return_part(function, args, part.to(args[0].dtype) if function in IN_PLACE else part)
 
 

@@ -47,6 +47,7 @@ class FallbackReason(_Text):
 
     FIRST_CALL = "the first call shows which modules the model calls"
     FIRST_OF_SIZE = "the first call of its size shows what is returned"
+    UNPAID = "calls of its kind are too few so far to repay a plan of their own"
     OTHER_SIZES = "its inputs have other sizes than those it was planned for"
     READ_EARLY = "an output was read, or passed to another model, before there was a loss"
     DRAWN_EARLY = "random numbers were drawn, or their generator was read, between the call and its loss"

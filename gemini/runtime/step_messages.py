@@ -1,7 +1,9 @@
 """Step messages: what controller and workers, and workers among themselves, exchange about pipelined steps.
 
     controller                                    worker
-    Connect(peer)              + descriptor ──►   has a link to another worker
+    Connect(peer)              + descriptor ──►   has a link to another worker of this host
+    ConnectHosts(peer, …)                   ──►   meets a worker of another host
+    JoinGroup(members, rank)   + descriptor ──►   is a shard of a group
     Sources(texts) Stages(…)                ──►   executes generated code, installs the stages
     Tasks(key, …)                           ──►   has its tasks for one kind of step
     Step(key, inputs, …)                    ──►   runs it; PeerMessages go from worker to worker
@@ -32,6 +34,26 @@ class Connect(NamedTuple):
     side: int
 
 
+class ConnectHosts(NamedTuple):
+    """A connection to a worker on another host: where the two meet, and the key of their frames."""
+
+    number: int
+    peer: int
+    side: int
+    host: str  # the address on which this end listens
+    meeting: tuple[str, int, str]
+    key: bytes
+    seconds: float
+
+
+class JoinGroup(NamedTuple):
+    """Become a shard of a group of workers, whose shared memory comes along."""
+
+    number: int
+    members: tuple[int, ...]
+    rank: int
+
+
 class Sources(NamedTuple):
     """Generated files, by path, and the objects that they import from the script."""
 
@@ -48,8 +70,9 @@ class Stages(NamedTuple):
     stages: dict[int, Any]
     interfaces: tuple[Any, ...]
     recompute: frozenset[int]
-    draws: tuple[Any, ...]
     once: tuple[tuple[int, ...], ...] = ()
+    place: int = 0  # of this worker
+    shards: Any = None  # `ShardedStages`, where stages run on several workers
 
 
 class Tasks(NamedTuple):
@@ -65,6 +88,7 @@ class Tasks(NamedTuple):
     loss_stage: int
     frozen: frozenset[int]
     tail: Any = None
+    draws: tuple[Any, ...] = ()  # of each stage: patterns of its random numbers
 
 
 class RetirePrograms(NamedTuple):
@@ -131,7 +155,7 @@ class Stepped(NamedTuple):
     number: int
     layout: int
     gradients: list[Any] | None
-    loose: list[int]  # numbers of parameters whose gradients are among the tensors, first
+    loose: list[tuple[int, int]]  # (number, latest stage) of parameters whose gradients are among the tensors, first
     has_root: bool
     given: list[Any]
     operands: list[int]
@@ -152,15 +176,21 @@ class PeerMessage(NamedTuple):
     """From one worker to another: values or gradients of one micro-batch, by port.
 
     `names` are (port, number or None) of values, (port, reader) of gradients, whose tensors come in the same order; a
-    gradient that is None took no part. A state is that of the generator, for a stage.
+    gradient that is None took no part. A state is that of the generator, for a stage. Buffers are the memory for the
+    gradients of a group: segment, offset, size, size of the segment; its descriptor comes along the first time.
     """
 
     step: int
-    kind: str  # "value", "gradient", "state", or "" for released slabs only
+    kind: str  # "value", "gradient", "state", "buffers", or "" for released slabs only
     mid: int
     names: list[Any]
     state: bytes
     tensors: list[Any]
+
+
+def stages_module(program: int) -> int:
+    """Return the number under which a worker on another host has the tensors of a program's stages."""
+    return -program
 
 
 Link.plain = Link.plain | {one.__name__: one for one in (Step, Stepped, Fetched, PeerMessage)}

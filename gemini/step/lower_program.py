@@ -7,6 +7,10 @@
 A value is sent once to each worker that needs it. Every reader sends its gradient to the producer, which sums them,
 last reader first. The dependencies between actions are acyclic, or the plan is refused before it runs: a sender never
 waits for the receiver, so an acyclic plan cannot deadlock.
+
+The shards of a stage run an action together: it is ready when all of them have come to it. Shard j of a stage sends to
+shard j of the next; where these have different numbers of shards, whose values between them are whole, shard j of the
+reader is served by shard j modulo the number of those of the sender.
 """
 
 from __future__ import annotations
@@ -105,47 +109,58 @@ class _Lowering:
         row.insert(next((at for at, action in enumerate(row) if action.btype != FORWARD), len(row)), tail)
         return tail
 
-    def _place(self, stage: int, mid: int) -> int:
+    def _workers(self, stage: int, mid: int) -> tuple[int, ...]:
+        """Return the workers of a stage, by shard."""
         if stage == LOSS and self.tail is not None:
-            return self.program.tail_worker
+            return (self.program.tail_worker,)
         return self.program.where[self.loss_stage if stage == LOSS else stage, mid]
+
+    def _peers(self, stage: int, mid: int, me: tuple[int, int]) -> list[int]:
+        """Return the workers of a stage that are served by one shard, of so many, of another stage."""
+        shard, count = me
+        return [worker for at, worker in enumerate(self._workers(stage, mid)) if at % count == shard]
 
     # ── transfers ──────────────────────────────────────────────────────────────────────────────────────────────
     def task(self, worker: int, action: Action) -> Task:
         """Return an action with its transfers."""
         sends: dict[int, list[str]] = {}
-        interface = self.program.interfaces[action.stage]
+        interface, own = self.program.interfaces[action.stage], self._workers(action.stage, action.mid)
+        me = own.index(worker), len(own)
         if action.btype == FORWARD:
             for port in interface.outputs:
-                for peer in sorted({self._place(one, action.mid) for one in self.readers[port.name].stages}):
+                readers = self.readers[port.name].stages
+                for peer in sorted({peer for one in readers for peer in self._peers(one, action.mid, me)}):
                     if peer != worker:
                         sends.setdefault(peer, []).append(port.name)
         elif action.btype == TAIL:
             for name, one in self.readers.items():
-                if LOSS in one.stages and self._place(one.source or 0, 0) != worker:
-                    sends.setdefault(self._place(one.source or 0, 0), []).append(name)
+                for peer in self._peers(one.source or 0, 0, me) if LOSS in one.stages else ():
+                    if peer != worker:
+                        sends.setdefault(peer, []).append(name)
         elif action.btype in GRADIENTS:
             taken = [port.name for port in interface.inputs]
             if action.stage == self.loss_stage and self.tail is None:
                 taken += [name for name, one in self.readers.items() if LOSS in one.stages and name not in taken]
             for name in taken:
                 source = self.readers[name].source
-                if source is not None and self._place(source, action.mid) != worker:
-                    sends.setdefault(self._place(source, action.mid), []).append(name)
+                for peer in self._peers(source, action.mid, me) if source is not None else ():
+                    if peer != worker:
+                        sends.setdefault(peer, []).append(name)
         is_forward = action.btype == FORWARD
         has_loss = is_forward and action.stage == self.loss_stage and self.tail is None
         return Task(
             action.btype, action.stage, action.mid,
             tuple((peer, tuple(names)) for peer, names in sorted(sends.items())),
-            has_loss, self._state_to(action) if is_forward else (),
+            has_loss, self._state_to(action, me) if is_forward else (),
         )  # fmt: skip
 
-    def _state_to(self, action: Action) -> tuple[int, ...]:
+    def _state_to(self, action: Action, me: tuple[int, int]) -> tuple[int, ...]:
         """Return the workers of the next stage with random ops: they wait for the generator state after a forward."""
         if action.mid or action.stage not in self.drawing[:-1]:
             return ()
         following = self.drawing[self.drawing.index(action.stage) + 1]
-        return tuple(sorted({where for (stage, _), where in self.program.where.items() if stage == following}))
+        mids = [mid for stage, mid in self.program.where if stage == following]
+        return tuple(sorted({peer for mid in mids for peer in self._peers(following, mid, me)}))
 
     # ── dependencies ────────────────────────────────────────────────────────────────────────────────────────────
     def needs(self, action: Action) -> Iterator[Action]:
@@ -182,8 +197,10 @@ class _Lowering:
         """Simulate the orders; raises where no worker can proceed."""
         rows = self.rows
         self._backward = {(a.stage, a.mid): a for row in rows for a in row if a.btype in GRADIENTS}
+        members = self._count_members()
         position = [0] * len(rows)
         done: set[Action] = set()
+        arrived: dict[Action, int] = {}  # workers that have come to an action of several
         waiting: dict[Action, list[int]] = {}
         ready = list(range(len(rows)))
         while ready:
@@ -194,11 +211,25 @@ class _Lowering:
                 if missing is not None:
                     waiting.setdefault(missing, []).append(worker)
                     break
-                done.add(action)
+                arrived[action] = arrived.get(action, 0) + 1
                 position[worker] += 1
+                if arrived[action] < members[action]:
+                    waiting.setdefault(action, []).append(worker)
+                    break
+                done.add(action)
                 ready += waiting.pop(action, [])
-        if any(at < len(row) for at, row in zip(position, rows, strict=True)):
+        if any(at < len(row) for at, row in zip(position, rows, strict=True)) or any(
+            found < members[action] for action, found in arrived.items()
+        ):
             raise InvalidPlanError(self._deadlock(position, done))
+
+    def _count_members(self) -> dict[Action, int]:
+        """Return the number of workers that run each action together."""
+        found: dict[Action, int] = {}
+        for row in self.rows:
+            for action in row:
+                found[action] = found.get(action, 0) + 1
+        return found
 
     def _deadlock(self, position: list[int], done: set[Action]) -> str:
         lines = ["deadlock: with this order the workers wait for each other"]

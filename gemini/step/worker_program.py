@@ -6,11 +6,14 @@
 The orders determine where a stage runs: usually on one worker. A plan with replicas (Chimera) has the same stage on
 several workers, each for some of the micro-batches. Weights exist once, in memory that all workers share, so replicas
 need no exchange, and their gradients are summed.
+
+A stage on several shards runs on a group of workers: each of them has the same actions of that stage, in the same
+order, and its place in the group is the number of its shard.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
@@ -86,6 +89,9 @@ class StepProgram:
     once: tuple[tuple[int, ...], ...] = ()
     detached: frozenset[int] = frozenset()  # stages in which no value has a gradient
     tail: Tail | None = None  # runs once on all micro-batches; its stage is the last, and in no order
+    shards: tuple[int, ...] = ()  # of every stage: the workers that run it together; (): one each
+    collectives: Sequence[tuple[dict[str, int], dict[str, int]]] = ()  # of stages with several: forward, backward
+    written: Mapping[int, tuple[int, ...]] = field(default_factory=dict)  # of stages with several: buffers they write
 
     def __post_init__(self) -> None:
         faults = list(_faults(self))
@@ -102,7 +108,7 @@ class StepProgram:
     @cached_property
     def tail_worker(self) -> int:
         """The worker that runs the tail: that of the last stage."""
-        return self.where[self.nstages - 1, 0]
+        return self.where[self.nstages - 1, 0][0]
 
     @property
     def nworkers(self) -> int:
@@ -126,14 +132,14 @@ class StepProgram:
         return frozenset(range(self.nstages)) - trained if self.is_training else frozenset()
 
     @cached_property
-    def where(self) -> dict[tuple[int, int], int]:
-        """The worker of each stage and micro-batch."""
-        found = {
-            (action.stage, action.mid): worker
-            for worker, row in enumerate(self.orders)
-            for action in row
-            if action.btype == FORWARD
-        }
+    def where(self) -> dict[tuple[int, int], tuple[int, ...]]:
+        """The workers of each stage and micro-batch, by shard."""
+        found: dict[tuple[int, int], tuple[int, ...]] = {}
+        for worker, row in enumerate(self.orders):
+            for action in row:
+                if action.btype == FORWARD:
+                    key = action.stage, action.mid
+                    found[key] = (*found.get(key, ()), worker)
         if self.tail is not None and self.tail.stage is not None:
             found[self.tail.stage, 0] = found[self.nstages - 1, 0]
         return found
@@ -144,6 +150,14 @@ class StepProgram:
         if self.tail is not None and self.tail.stage is not None and worker == self.tail_worker:
             found.add(self.tail.stage)
         return sorted(found)
+
+    def shards_of(self, stage: int) -> int:
+        """Return the number of shards of a stage."""
+        return self.shards[stage] if self.shards else 1
+
+    def groups_of(self, worker: int) -> dict[int, tuple[int, ...]]:
+        """Return the workers, by shard, that run each stage of a worker together."""
+        return {stage: workers for (stage, _), workers in self.where.items() if worker in workers}
 
     def random_stages(self) -> list[int]:
         """Return the stages with random ops, in the order of execution on one device."""
@@ -193,13 +207,15 @@ def program_of(
     recompute: Iterable[int] = (),
     rng_patterns: tuple[Any, ...] = (),
     tail: Tail | None = None,
+    shards: int = 1,
 ) -> StepProgram:
     """Return the program for a model in stages by a plan, or by the actions of each worker.
 
-    `memory` limits the memory of a plan on each worker; a plan made for a limit uses that one.
+    `memory` limits the memory of a plan on each worker; a plan made for a limit uses that one. With `shards`, every
+    device of a plan is a group of as many workers.
     """
     made = make_program(
-        piped.interfaces, plan, memory=memory, recompute=recompute, rng_patterns=rng_patterns, tail=tail
+        piped.interfaces, plan, memory=memory, recompute=recompute, rng_patterns=rng_patterns, tail=tail, shards=shards
     )
     return replace(made, called=frozenset(node.target for node in piped.graph.nodes if node.kind in MODULES))
 
@@ -212,12 +228,14 @@ def make_program(
     recompute: Iterable[int] = (),
     rng_patterns: tuple[Any, ...] = (),
     tail: Tail | None = None,
+    shards: int = 1,
 ) -> StepProgram:
     """Return the program for stages with these interfaces."""
     orders, count = _orders(plan, memory), len(interfaces) - (tail is not None and tail.stage is not None)
-    return StepProgram(
-        tuple(interfaces), _unfold_replicas(orders, count), frozenset(recompute), rng_patterns, tail=tail
-    )
+    rows = _unfold_replicas(orders, count)
+    sizes = () if shards == 1 else (shards,) * len(interfaces)
+    rows = tuple(row for row in rows for _ in range(shards))
+    return StepProgram(tuple(interfaces), rows, frozenset(recompute), rng_patterns, tail=tail, shards=sizes)
 
 
 def _orders(plan: SchedPlan | Sequence[Iterable[Action | str]], memory: Any) -> Orders:
@@ -230,7 +248,7 @@ def _orders(plan: SchedPlan | Sequence[Iterable[Action | str]], memory: Any) -> 
     if together:
         raise InvalidPlanError(
             f"{together[0]} is on devices {list(plan.device(together[0]))} at once\n"
-            "    → the runtime has one device per stage: use a plan without tensor-parallel blocks"
+            "    → all stages have equally many shards: give one device per block, and sharding_size"
         )
     return tuple(tuple(block.action for block in plan.device_blocks(dev)) for dev in range(plan.ndevs))
 
@@ -285,20 +303,24 @@ def _tail_faults(program: StepProgram) -> Iterator[Fault]:
                 f"{late} comes after {row[first]} on worker {worker}, which waits for it: the loss needs all samples",
                 "put all forwards first",
             )
-    workers: dict[int, set[int]] = {}
-    for (stage, _), worker in program.where.items():
-        workers.setdefault(stage, set()).add(worker)
-    several = sorted(stage for stage, found in workers.items() if len(found) > 1)
+    workers: dict[int, set[tuple[int, ...]]] = {}
+    for (stage, _), found in program.where.items():
+        workers.setdefault(stage, set()).add(found)
+    several = sorted(stage for stage, groups in workers.items() if len(groups) > 1)
     if several:
         yield Fault(f"stages {several} are on several workers, and the loss needs all samples", "put each on one")
 
 
 def _action_faults(program: StepProgram, actions: list[tuple[int, Action]]) -> Iterator[Fault]:
-    place: dict[Action, int] = {}
+    place: dict[Action, tuple[int, ...]] = {}
     for worker, action in actions:
-        if action in place:
-            yield Fault(f"{action} comes twice, on workers {place[action]} and {worker}", "keep one of them")
-        place[action] = worker
+        place[action] = (*place.get(action, ()), worker)
+    for action, workers in place.items():
+        wanted = program.shards_of(action.stage)
+        if wanted == 1 and len(workers) > 1:
+            yield Fault(f"{action} comes twice, on workers {workers[0]} and {workers[1]}", "keep one of them")
+        elif len(set(workers)) != wanted:
+            yield Fault(f"{action} is on workers {list(workers)}, its stage has {wanted} shards", "put it on as many")
     trained = {action.stage for _, action in actions if action.btype != FORWARD}
     for mid in range(program.micro_batches):
         for stage in range(program.nstages):
@@ -306,7 +328,7 @@ def _action_faults(program: StepProgram, actions: list[tuple[int, Action]]) -> I
             has = {kind for kind, action in named.items() if action in place}
             yield from _missing_action_faults(named, has, stage in trained)
             if len({place[named[kind]] for kind in has}) > 1:
-                where = ", ".join(f"{named[kind]} on {place[named[kind]]}" for kind in has)
+                where = ", ".join(f"{named[kind]} on {', '.join(map(str, place[named[kind]]))}" for kind in has)
                 yield Fault(f"actions of one stage and micro-batch on several workers: {where}", "put them on one")
 
 

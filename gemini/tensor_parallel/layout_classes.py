@@ -14,7 +14,7 @@ from gemini.ir.node import Node
 
 def layout_classes(graph: Graph, *, folds: bool = True) -> list[list[int]]:
     """Return the classes of all nodes, in order of their first members."""
-    layers = _folded_layers(graph) if folds else {}
+    layers = layer_families(graph) if folds else {}
     members: dict[tuple[str, int], list[int]] = {}
     position: dict[str, int] = defaultdict(int)
     for node in graph.nodes:
@@ -35,7 +35,8 @@ def _layer_of(node: Node, layers: dict[str, str]) -> tuple[str, str]:
     return "", ""
 
 
-def _folded_layers(graph: Graph) -> dict[str, str]:
+def layer_families(graph: Graph) -> dict[str, str]:
+    """Return the scopes of equivalent layers, and the name of each list: `h.*`."""
     found: dict[str, str] = {}
     for scopes in graph.layers():
         families: dict[str, list[str]] = defaultdict(list)

@@ -12,14 +12,15 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from math import prod
 
 import numpy as np
 
-from gemini.tensor_parallel.elimination import Factor, Table, eliminate
+from gemini.tensor_parallel.elimination import Factor, Minimum, Table, minimize
 from gemini.tensor_parallel.layouts import REPLICATE, Layout, Shard
+from gemini.tensor_parallel.memory_limited import ByteLimit, LimitedMinimum, minimize_limited
 from gemini.tensor_parallel.node_ports import NodeCall
 from gemini.tensor_parallel.strategies import Strategy
 
@@ -66,16 +67,32 @@ class LayoutProblem:
 
     def add_tensor(self, users: Sequence[Use], whole: Cost, sliced: Cost, size: float) -> None:
         """Add a parameter of `size` bytes: its cost if every shard stores it whole, and if each stores a slice."""
-        variables, wants = self._wants(None, users)
+        variables = tuple(sorted({variable for variable, _ in users}))
+        if self._is_wide(variables):
+            versions, sets = self._versions(users)
+            wants: list[list[_Part]] = [[(None, some) for some in sets]]
+            variables = (versions,)
+        else:
+            variables, wants = self._wants(None, users)
         tables = [_table(wants, cost) for cost in (whole, sliced)]
         self.tensors.append((variables, [(tables[0], size), (tables[1], 0.0)]))
 
+    def _is_wide(self, variables: Sequence[int]) -> bool:
+        return prod(self.domains[one] for one in variables) > _WIDE
+
     def _value_tables(self, maker: Use | None, users: Sequence[Use], cost: Cost) -> Iterable[Factor]:
-        variables, wants = self._wants(maker, users)
-        if prod(self.domains[one] for one in variables) <= _WIDE:
+        variables = tuple(sorted({variable for variable, _ in (*users, *([maker] if maker else []))}))
+        if not self._is_wide(variables):
+            variables, wants = self._wants(maker, users)
             yield variables, _table(wants, cost)
             return
-        yield from self._version_tables(maker, users, cost)
+        versions, sets = self._versions(users)
+        if maker is None:
+            yield (versions,), np.array([cost(REPLICATE, some) for some in sets])
+        else:
+            made = [one.results[maker[1]] for one in self.variables[maker[0]].strategies]
+            rows = {layout: [cost(layout, some) for some in sets] for layout in dict.fromkeys(made)}
+            yield (maker[0], versions), np.array([rows[layout] for layout in made])
 
     def _wants(self, maker: Use | None, users: Sequence[Use]) -> tuple[tuple[int, ...], list[list[_Part]]]:
         """Return the variables of a value, and what each strategy of each makes and wants."""
@@ -91,23 +108,19 @@ class LayoutProblem:
             ])  # fmt: skip
         return variables, parts
 
-    def _version_tables(self, maker: Use | None, users: Sequence[Use], cost: Cost) -> Iterable[Factor]:
-        """Yield factors of pairs: a new variable is the set of versions that exist."""
+    def _versions(self, users: Sequence[Use]) -> tuple[int, list[frozenset[Layout]]]:
+        """Add a variable, the set of versions that exist: what every reader wants is among them."""
         wanted = list(dict.fromkeys(one.inputs[port] for variable, port in users
                                     for one in self.variables[variable].strategies))  # fmt: skip
         sets = [frozenset(some) for count in range(1, _VERSIONS + 1) for some in itertools.combinations(wanted, count)]
         versions = len(self.domains)
         self.domains.append(len(sets))
-        if maker is None:
-            yield (versions,), np.array([cost(REPLICATE, some) for some in sets])
-        else:
-            made = [one.results[maker[1]] for one in self.variables[maker[0]].strategies]
-            rows = {layout: [cost(layout, some) for some in sets] for layout in dict.fromkeys(made)}
-            yield (maker[0], versions), np.array([rows[layout] for layout in made])
         for variable in sorted({one for one, _ in users}):
             ports = [port for one, port in users if one == variable]
             own = [frozenset(one.inputs[port] for port in ports) for one in self.variables[variable].strategies]
-            yield (variable, versions), np.array([[0.0 if some <= has else np.inf for has in sets] for some in own])
+            table = np.array([[0.0 if some <= has else np.inf for has in sets] for some in own])
+            self.times.append(((variable, versions), table))
+        return versions, sets
 
     # ── solution ───────────────────────────────────────────────────────────────────────────────────────────────────
     def factors(self, price: float) -> list[Factor]:
@@ -118,10 +131,21 @@ class LayoutProblem:
         ]
         return [*self.times, *stored]
 
-    def solve(self, price: float) -> list[int]:
+    def solve(self, price: float) -> Minimum:
         """Return the strategy of every variable at a price of replicated bytes."""
-        _, found = eliminate(self.domains, self.factors(price))
-        return found[: len(self.variables)]
+        found = minimize(self.domains, self.factors(price))
+        return replace(found, values=found.values[: len(self.variables)])
+
+    def solve_limited(self, limit: float, size: int) -> LimitedMinimum | None:
+        """Return the best strategies with at most `limit` bytes of parameters on each of `size` shards."""
+        domains, factors, bytes_of = list(self.domains), list(self.times), {}
+        for variables, ((whole, wide), (sliced, _)) in self.tensors:
+            stored = len(domains)
+            domains.append(2)
+            factors.append(((*variables, stored), np.stack([whole, sliced], axis=-1)))
+            bytes_of.update({(stored, 0): wide, (stored, 1): wide / size})
+        found = minimize_limited(domains, factors, ByteLimit(limit, bytes_of))
+        return found and replace(found, values=found.values[: len(self.variables)])
 
 
 @cache

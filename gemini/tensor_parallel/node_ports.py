@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
+from gemini.batch_analysis.batch_kinds import Replicate
 from gemini.batch_analysis.op_call import AnalysisRefused, ResultMeta, TensorValue, UnknownNumber
 from gemini.batch_analysis.rules.registry import short_name
 from gemini.ir.encode import decode
 from gemini.ir.graph import Graph
-from gemini.ir.node import MODULES, Node, TensorMeta
-from gemini.ir.pytree import ModelObject, Number, Path, Ref, leaves
+from gemini.ir.node import MODULES, Node
+from gemini.ir.pytree import ModelObject, Number, Path, Ref, SequenceForm, leaves
 from gemini.ir.symint import Expr, evaluate
 from gemini.tensor_parallel.layer_calls import layer_call
 from gemini.tensor_parallel.layouts import Layout
@@ -56,6 +58,7 @@ class NodeCall:
     kwargs: dict[str, Any] | None = None
     places: tuple[tuple[Path, Path], ...] | None = None  # of a layer: its numbers are attributes
     refusal: str = ""
+    passes_partial: bool = True  # its backward is linear: of partial gradients it makes partial ones
 
     def query(self, layouts: tuple[Layout, ...], units: int) -> ShardQuery:
         """Return the op with layouts of `units` units."""
@@ -84,35 +87,88 @@ def _fill(template: Any, values: dict[int, TensorValue]) -> Any:
     return template
 
 
-def node_call(graph: Graph, node: Node) -> NodeCall:
-    """Return a node as an op on its ports."""
-    results = tuple(
-        ResultPort(*_facts(meta), Ref(node.id, source, path)) for (source, path), meta in node.outputs.items()
-    )
+def node_call(graph: Graph, node: Node, grads: Collection[Ref]) -> NodeCall:
+    """Return a node as an op on its ports; `grads` are the values with gradients."""
+
+    def facts(ref: Ref) -> tuple[tuple[int, ...], torch.dtype, bool, int | None]:
+        meta = graph.meta(ref)
+        return meta.shape, getattr(torch, meta.dtype), ref in grads, meta.batch_dim
+
+    made_refs = [Ref(node.id, source, path) for source, path in node.outputs]
+    results = tuple(ResultPort(*facts(ref), ref) for ref in made_refs)
     if node.is_source:
         return NodeCall(node, (), results)
     forms = [leaf for form in (node.args, node.kwargs) for leaf in leaves(form)]
     read = list(dict.fromkeys(leaf for leaf in forms if isinstance(leaf, Ref)))
-    ports = [Port(*_facts(graph.meta(ref)), ref) for ref in read]
+    typed = _read_for_type(node, read)
+    objects = {ref for ref in read if (ref.source, ref.path) not in graph.nodes[ref.node].outputs}
+    read = [ref for ref in read if ref not in typed and ref not in objects]
+    ports = [Port(*facts(ref), ref) for ref in read]
     made = NodeCall(node, tuple(ports), results)
-    slots = {ref: _Slot(at) for at, ref in enumerate(read)}
+    slots: dict[Ref, Any] = {ref: _Slot(at) for at, ref in enumerate(read)}
+    slots |= {ref: TensorValue(str(ref), Replicate(), *facts(ref)[:2]) for ref in typed}
+    slots |= dict.fromkeys(objects)
 
     def argument(form: Any) -> Any:
         return slots[form] if isinstance(form, Ref) else _number(graph, form)
 
     if node.kind in MODULES:
         _open_module(graph, made, argument)
-    elif node.kind == "op":
-        made.name = short_name(node.target)
+    elif node.kind in ("op", "function"):
+        made.name = short_name(node.target) if node.kind == "op" else node.target
         made.args, made.kwargs = _decoded(made, argument)
     else:
         made.refusal = "its Python is not traced"
-    made.refusal = made.refusal or _obstacle(node, made)
+    made.refusal = "it reads an object that is no tensor" if objects else made.refusal or _obstacle(node, made)
+    made.passes_partial = not objects and node.kind not in ("call", "function") and not _has_backward_hooks(graph, node)
     return made
 
 
-def _facts(meta: TensorMeta) -> tuple[tuple[int, ...], torch.dtype, bool, int | None]:
-    return meta.shape, getattr(torch, meta.dtype), meta.requires_grad, meta.batch_dim
+def _has_backward_hooks(graph: Graph, node: Node) -> bool:
+    """Whether a module node has hooks that see gradients: they must be whole."""
+    if node.kind not in MODULES:
+        return False
+    modules = graph.bound_model().get_submodule(node.target).modules()
+    return any(one._backward_hooks or one._backward_pre_hooks for one in modules)
+
+
+def _read_for_type(node: Node, read: list[Ref]) -> set[Ref]:
+    """Return the values of which a node reads only type and device, in whatever layout they are."""
+    name = short_name(node.target) if node.kind == "op" else ""
+    at = {"type_as": 1, "to": 1}.get(name, 0 if name.startswith("new_") else None)
+    if at is None or not isinstance(node.args, SequenceForm) or len(node.args.items) <= at:
+        return set()
+    one = node.args.items[at]
+    others = [*node.args.items[:at], *node.args.items[at + 1 :], node.kwargs]
+    elsewhere = {leaf for form in others for leaf in leaves(form) if isinstance(leaf, Ref)}
+    return {one} if one in read and one not in elsewhere else set()
+
+
+def written_values(graph: Graph) -> set[Ref]:
+    """Return the values that share memory with one that an op writes to."""
+    roots = {node.id: set(node.shares) or {node.id} for node in graph.nodes}
+    written = {root for node in graph.nodes for ref in node.mutates for root in roots[ref.node]}
+    if not written:
+        return set()
+    return {
+        Ref(node.id, source, path) for node in graph.nodes if roots[node.id] & written for source, path in node.outputs
+    }
+
+
+def values_with_gradients(graph: Graph) -> frozenset[Ref]:
+    """Return the values that have a gradient, those included that receive one when an op writes to them."""
+    found = {Ref(node.id, source, path) for node in graph.nodes for (source, path), meta in node.outputs.items()
+             if meta.requires_grad}  # fmt: skip
+    roots = {node.id: set(node.shares) or {node.id} for node in graph.nodes}
+    gained: set[int] = set()
+    for node in graph.nodes:
+        if node.mutates and any(ref in found for ref in (*node.inputs(), Ref(node.id))):
+            gained.update(root for ref in node.mutates for root in roots[ref.node])
+    for node in graph.nodes:
+        if roots[node.id] & gained:
+            refs = (Ref(node.id, source, path) for source, path in node.outputs)
+            found.update(ref for ref in refs if getattr(torch, graph.meta(ref).dtype).is_floating_point)
+    return frozenset(found)
 
 
 def _obstacle(node: Node, made: NodeCall) -> str:

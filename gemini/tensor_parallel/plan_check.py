@@ -55,6 +55,8 @@ def _node_faults(plan: ShardPlan, graph: Graph, one: NodeShards, known: set[Ref]
     if not node.is_source and {ref for ref, _ in one.inputs} != set(node.inputs()):
         yield f"{where}: the plan lists {len(one.inputs)} inputs, the graph {len(set(node.inputs()))}"
     for ref, layout in one.inputs:
+        if 0 <= ref.node < one.node and not graph.nodes[ref.node].outputs:
+            continue  # an object that is no tensor
         if ref not in known:
             yield f"{where} reads {ref}, which neither arrives nor is made before"
         yield from _layout_faults(graph, ref, layout)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -18,12 +19,23 @@ from torch import nn
 from gemini.errors import ShardingError
 from gemini.ir.graph import Graph
 from gemini.ir.node import Node
-from gemini.ir.pytree import Ref
+from gemini.ir.pytree import Number, Ref, expr_refs, leaves
+from gemini.ir.symint import Expr
 from gemini.tensor_parallel.layout_classes import layout_classes
 from gemini.tensor_parallel.layout_problem import Cost, LayoutProblem, Use, Variable, is_sharded
-from gemini.tensor_parallel.layouts import ALL_REDUCE, PARTIAL_GRAD, REPLICATE, Layout, PartialGrad, Replicate, Shard
-from gemini.tensor_parallel.node_ports import NodeCall, node_call
+from gemini.tensor_parallel.layouts import (
+    ALL_REDUCE,
+    PARTIAL_GRAD,
+    REPLICATE,
+    Layout,
+    Partial,
+    PartialGrad,
+    Replicate,
+    Shard,
+)
+from gemini.tensor_parallel.node_ports import NodeCall, node_call, values_with_gradients, written_values
 from gemini.tensor_parallel.plan_check import check_plan
+from gemini.tensor_parallel.scope_overrides import ScopeChoices
 from gemini.tensor_parallel.shard_costs import ShardCosts
 from gemini.tensor_parallel.shard_options import ShardOptions
 from gemini.tensor_parallel.shard_plan import NodeShards, ReplicatedOp, ShardPlan, TensorShards
@@ -31,8 +43,10 @@ from gemini.tensor_parallel.strategies import NodeStrategies, Strategy, Strategy
 
 _PRICES = (0.2, 0.8, 3.2, 12.8, 51.2)  # of a replicated byte, in transfers of a byte over the link
 _NEVER = 1e15  # ms
+_MATTERS, _MOST_UNITS = 0.03, 3  # share of the parameters that numbers of units are tried for, and how many of them
+_SIZES = ("size", "numel", "stride", "storage_offset")  # what is read of a tensor without its contents
 
-_ValueKey = tuple[Use | None, tuple[Use, ...], bool, bool, Ref | None]
+_ValueKey = tuple[Use | None, tuple[Use, ...], tuple[bool, bool, bool], Ref | None]
 
 
 def plan_shards(
@@ -67,12 +81,17 @@ class _Planner:
     def __init__(self, graph: Graph, size: int, options: ShardOptions, costs: ShardCosts) -> None:
         self.graph, self.size, self.options, self.costs = graph, size, options, costs
         self.started = time.perf_counter()
-        self.calls = [node_call(graph, node) for node in graph.nodes]
+        self.grads = values_with_gradients(graph)
+        self.calls = [node_call(graph, node, self.grads) for node in graph.nodes]
+        self.choices = ScopeChoices(graph, options)
+        for call in self.calls:
+            self.choices.add(call)
         self.tensors = _tensors(graph.bound_model())
         self.by_name = {name: one for one in self.tensors for name in one.names}
-        self.space = StrategySpace(size, (size,), _groups(self.calls))
+        self.space = StrategySpace(size, (size, *_uneven_units(self.tensors, self.calls, size)), _groups(self.calls))
         self.variables: list[Variable] = []
         self.of: dict[int, int] = {}  # node → variable
+        self.exact = True
 
     def plan(self) -> ShardPlan:
         """Return the plan."""
@@ -86,23 +105,33 @@ class _Planner:
             "strategies_s": round(built - self.started, 4),
             "solver_s": round(solved - built, 4),
             "variables": float(len(problem.domains)),
+            "exact": float(self.exact),
         }
         return ShardPlan(**{**vars(plan), "facts": facts})
 
     # ── strategies ─────────────────────────────────────────────────────────────────────────────────────────────────
     def _find_strategies(self) -> None:
         known: dict[object, NodeStrategies] = {}
-        for nodes in layout_classes(self.graph, folds=self.options.folds):
+        for key, nodes in self._classes():
             call = self.calls[nodes[0]]
-            if call.node.is_source:
-                continue
-            key = _signature(call)
             if key not in known:
                 known[key] = node_strategies(call, self.space)
             found = known[key]
-            variable = Variable(nodes, call, list(found.found), self.costs.work_ms(call), found.refusal)
+            admitted = self.choices.admitted(call, found.found)
+            refusal = found.refusal or ("" if len(admitted) > 2 else "the options leave it whole")
+            variable = Variable(nodes, call, admitted, self.costs.work_ms(call), refusal)
             self.of.update(dict.fromkeys(nodes, len(self.variables)))
             self.variables.append(variable)
+
+    def _classes(self) -> Iterator[tuple[object, list[int]]]:
+        """Yield the nodes that share a strategy, with what they have in common; sources have none."""
+        for nodes in layout_classes(self.graph, folds=self.options.folds):
+            alike: dict[object, list[int]] = defaultdict(list)
+            for node in nodes:
+                if not self.calls[node].node.is_source:
+                    call = self.calls[node]
+                    alike[_signature(call), self.choices.choice(call)].append(node)
+            yield from alike.items()
 
     # ── problem ────────────────────────────────────────────────────────────────────────────────────────────────────
     def _problem(self) -> LayoutProblem:
@@ -125,7 +154,7 @@ class _Planner:
         return uses
 
     def _add_values(self, problem: LayoutProblem) -> None:
-        pinned, results = _written_values(self.graph), set(self.graph.outputs())
+        pinned, results, counted = written_values(self.graph), set(self.graph.outputs()), _counted_values(self.graph)
         groups: Counter[_ValueKey] = Counter()
         example: dict[_ValueKey, tuple[Ref, Use | None, tuple[Use, ...]]] = {}
         uses = self._uses()
@@ -137,20 +166,21 @@ class _Planner:
                 continue
             maker = None if node.is_source else (self.of[ref.node], list(node.outputs).index((ref.source, ref.path)))
             readers = tuple(sorted(set(uses.get(ref, ()))))
-            key = (maker, readers, ref in pinned, ref in results, ref if maker is None else None)
+            key = (maker, readers, (ref in pinned, ref in results, ref in counted), ref if maker is None else None)
             groups[key] += 1
             example[key] = (ref, maker, readers)
         for key, times in groups.items():
             ref, maker, readers = example[key]
             if maker is None and ref not in pinned:
                 continue  # a source is whole: slices of it are free
-            problem.add_value(maker, readers, self._value_cost(ref, times, ref in pinned, ref in results))
+            problem.add_value(maker, readers, self._value_cost(ref, times, *key[2]))
 
-    def _value_cost(self, ref: Ref, times: int, pinned: bool, result: bool) -> Cost:
-        meta = self.graph.meta(ref)
-        size, grad = _bytes_of(self.graph, ref), meta.requires_grad
+    def _value_cost(self, ref: Ref, times: int, pinned: bool, result: bool, counted: bool) -> Cost:
+        size, grad = _bytes_of(self.graph, ref), ref in self.grads
 
         def cost(have: Layout, wanted: frozenset[Layout]) -> float:
+            if counted and isinstance(have, (Shard, Partial)):
+                return _NEVER  # the model's Python reads its contents
             if pinned and (wanted - {have} or (result and not isinstance(have, (Replicate, Shard)))):
                 return _NEVER  # a copy would miss what is written to it
             if result and not isinstance(have, Shard):
@@ -185,18 +215,46 @@ class _Planner:
 
     # ── solution ───────────────────────────────────────────────────────────────────────────────────────────────────
     def _solve(self, problem: LayoutProblem) -> list[Strategy]:
-        """Return the strategies at the lowest price of replicated bytes that reaches the share, or the best share."""
+        """Return the strategies at the lowest price of replicated bytes that meets the options, or the best ones."""
         best: tuple[float, list[Strategy]] = (-1.0, [])
         byte_ms = 1e-6 / self.costs.link_gb * (self.size - 1) / self.size
         for price in _PRICES:
             found = problem.solve(price * byte_ms)
-            chosen = [one.strategies[at] for one, at in zip(self.variables, found, strict=True)]
+            chosen = self._strategies_at(found.values)
             share = self._share(chosen)
+            self.exact &= found.exact
             if share > best[0] + 1e-9:
                 best = share, chosen
             if share >= self.options.share or self.size == 1:
                 break
-        return best[1]
+        return self._within_limit(problem, best[1])
+
+    def _within_limit(self, problem: LayoutProblem, chosen: list[Strategy]) -> list[Strategy]:
+        """Return strategies within the memory limit: these, or those that CP-SAT finds."""
+        limit = self.options.memory_mb
+        if limit is None or self._state_mb(chosen) <= limit:
+            return chosen
+        fixed = sum(one.bytes for one in self.tensors if not one.tensor.requires_grad)
+        found = problem.solve_limited((limit * 1e6 - fixed) / self.options.copies, self.size)
+        if found is not None and self._state_mb(self._strategies_at(found.values)) <= limit:
+            self.exact = found.proven
+            return self._strategies_at(found.values)
+        least = self._state_mb(self._strategies_at(problem.solve(_PRICES[-1] * 1e3).values))
+        raise ShardingError(
+            f"weights, gradients and optimizer of {self.graph.model_name} take {least:.4g} MB on each of {self.size} "
+            f"shards at least, the limit is {limit:.4g} MB\n    → raise the limit, or take more shards"
+        )
+
+    def _strategies_at(self, values: list[int]) -> list[Strategy]:
+        return [one.strategies[at] for one, at in zip(self.variables, values, strict=False)]
+
+    def _state_mb(self, chosen: list[Strategy]) -> float:
+        """Return the MB that the largest shard holds of weights, gradients and optimizer."""
+        total = 0.0
+        for one in self.tensors:
+            shards = TensorShards(one.names, self._stored(one, chosen), tuple(one.tensor.shape), one.bytes)
+            total += shards.shard_bytes(self.size) * (self.options.copies if one.tensor.requires_grad else 1.0)
+        return total * 1e-6
 
     def _share(self, chosen: list[Strategy]) -> float:
         whole = cut = 0
@@ -238,7 +296,7 @@ class _Planner:
             tuple((Ref(node.id), REPLICATE) for node in graph.nodes if node.kind == "input"),
             tuple(results),
             tuple((ref, _bytes_of(graph, ref)) for ref in values),
-            frozenset(ref for ref in values if graph.meta(ref).requires_grad),
+            self.grads,
             tuple(self._replicated(chosen)),
         )  # fmt: skip
 
@@ -295,6 +353,21 @@ def _bytes_of(graph: Graph, ref: Ref) -> int:
     return meta.numel * int(getattr(torch, meta.dtype).itemsize)
 
 
+def _uneven_units(tensors: list[_Tensor], calls: list[NodeCall], size: int) -> tuple[int, ...]:
+    """Return numbers of units that shards do not divide: of heads, or rows of a vocabulary, if much depends on them."""
+    odd = {dim for one in tensors for dim in one.tensor.shape}
+    odd |= {dim for call in calls for port in call.results for at, dim in enumerate(port.shape)
+            if port.grad and len(port.shape) > 3 and at != port.batch_dim}  # fmt: skip
+    whole = sum(one.bytes for one in tensors if one.tensor.requires_grad)
+    found: dict[int, int] = {}
+    for dim in odd:
+        if dim > size and dim % size:
+            weights = (one.bytes for one in tensors if any(own % dim == 0 for own in one.tensor.shape if own >= dim))
+            found[dim] = sum(weights)
+    best = sorted((dim for dim, own in found.items() if own >= _MATTERS * whole), key=lambda dim: (-found[dim], dim))
+    return tuple(best[:_MOST_UNITS])
+
+
 def _groups(calls: list[NodeCall]) -> tuple[int, ...]:
     """Return the numbers of interleaved groups that values may have: the parts that ops cut or join."""
     found = {1}
@@ -306,15 +379,17 @@ def _groups(calls: list[NodeCall]) -> tuple[int, ...]:
     return tuple(sorted(found))
 
 
-def _written_values(graph: Graph) -> set[Ref]:
-    """Return the values that share memory with one that an op writes to."""
-    roots = {node.id: set(node.shares) or {node.id} for node in graph.nodes}
-    written = {root for node in graph.nodes for ref in node.mutates for root in roots[ref.node]}
-    if not written:
-        return set()
-    return {
-        Ref(node.id, source, path) for node in graph.nodes if roots[node.id] & written for source, path in node.outputs
-    }
+def _counted_values(graph: Graph) -> set[Ref]:
+    """Return the values of which the model's Python reads contents: as a number, or to branch."""
+    forms = [leaf for node in graph.nodes for form in (node.args, node.kwargs) for leaf in leaves(form)]
+    exprs = [leaf.expr for leaf in forms if isinstance(leaf, Number)] + [guard.expr for guard in graph.guards]
+    found: set[Ref] = set()
+    while exprs:
+        expr = exprs.pop()
+        if isinstance(expr, Expr) and expr.op not in _SIZES:
+            exprs += [part for part in expr.operands if isinstance(part, Expr)]
+            found.update(ref for part in expr.operands if not isinstance(part, Expr) for ref in expr_refs(part))
+    return found
 
 
 def _signature(call: NodeCall) -> object:

@@ -19,6 +19,14 @@ from gemini.tensor_parallel.layouts import Layout
 from gemini.tensor_parallel.rules.registry import find_shard_rule
 from gemini.tensor_parallel.shard_plan import SAME, DividedSize, InnerCollective
 
+# Ops whose batch rule passes sums on because the op is linear; no other batch rule is asked about sums.
+_LINEAR_NAMES = """
+add sub rsub mul div neg positive clone detach contiguous cpu cuda requires_grad alias view_as_real view_as_complex
+lift_fresh detach_copy get_data identity view reshape _unsafe_view flatten squeeze unsqueeze expand broadcast_to
+transpose t get_T get_mT get_H get_mH adjoint permute movedim unbind select diagonal cat stack sum mean getitem matmul
+rmatmul bmm mm mv dot vdot outer ger einsum
+"""
+LINEAR = frozenset(_LINEAR_NAMES.split())
 _BUGS = (TypeError, ValueError, IndexError, KeyError, AttributeError, ZeroDivisionError, StopIteration)
 
 
@@ -49,7 +57,10 @@ class ShardAnswer:
 
 def ask(query: ShardQuery) -> ShardAnswer:
     """Return the answer of the rule of an op; raises AnalysisRefused with the reason."""
-    rule = find_shard_rule(query.name) or find_rule(query.name)
+    rule = find_shard_rule(query.name)
+    if rule is None and query.name not in LINEAR and any(value.is_sum for value in query.tensors()):
+        raise AnalysisRefused(f"{query.name} of a sum")
+    rule = rule or find_rule(query.name)
     if rule is None:
         raise AnalysisRefused("it has no rule")
     try:

@@ -61,7 +61,7 @@ class NodeStrategies:
 def whole_strategies(call: NodeCall) -> list[Strategy]:
     """Return the strategies in which every shard runs the node whole."""
     whole = Strategy((REPLICATE,) * len(call.inputs), (REPLICATE,) * len(call.results))
-    if not any(port.grad for port in call.results) or call.node.kind == "input":
+    if not call.passes_partial or not any(port.grad for port in call.results) or call.node.kind == "input":
         return [whole]
     passed = tuple(PARTIAL_GRAD if port.grad else REPLICATE for port in call.inputs)
     return [whole, Strategy(passed, tuple(PARTIAL_GRAD if port.grad else REPLICATE for port in call.results))]
@@ -92,14 +92,21 @@ def _divided(call: NodeCall, layouts: Sequence[Layout], answer: ShardAnswer, uni
     if any(isinstance(kind, Shard) and kind.dim == port.batch_dim
            for kind, port in zip(answer.kinds, call.results, strict=True)):  # fmt: skip
         return None
+    written = [layout for layout, port in zip(layouts, call.inputs, strict=True) if port.key in call.node.mutates]
+    if any(layout != answer.kinds[0] for layout in written):
+        return None
     sizes = answer.sizes
     if call.places is not None and sizes:
         moved = dict(call.places)
         if any(size.place not in moved for size in sizes):
             return None
         sizes = tuple(DividedSize(moved[size.place], size.units) for size in sizes)
+    whole = {isinstance(kind, Replicate) for kind, port in zip(answer.kinds, call.results, strict=True) if port.grad}
+    if len(whole) > 1:
+        return None  # the gradient of a replicated input would be whole in one part, and partial in another
+    partial = whole == {False}
     inputs = tuple(
-        PARTIAL_GRAD if isinstance(layout, Replicate) and port.grad else layout
+        PARTIAL_GRAD if partial and isinstance(layout, Replicate) and port.grad else layout
         for layout, port in zip(layouts, call.inputs, strict=True)
     )
     return Strategy(inputs, answer.kinds, units, answer.local, sizes, answer.collectives, answer.mask)

@@ -8,12 +8,17 @@ reports()                           what was done so far, one value per kind of 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any
 
 from gemini.config.gemini_config import GeminiConfig
 from gemini.errors import ConfigError, Fault
+from gemini.log import log_line
+from gemini.tensorflow.graph_devices import degrees
+from gemini.tensorflow.tapes import TapeEngine
+from gemini.tensorflow.traced_functions import install_functions, uninstall_functions
 from gemini.tensorflow.twin_report import TwinReport
 
 _installed: list[GeminiConfig] = []
@@ -22,12 +27,49 @@ _reports: list[TwinReport] = []
 
 def install(config: GeminiConfig) -> None:
     """Patch `tf.gradients` and the sessions of this process; a second call replaces the configuration."""
+    from gemini.tensorflow.session_patches import patch
+
+    _refuse_shards(config)
     _installed[:] = [config]
+    _reports.clear()
+    patch(_make_twin)
+    install_functions(TapeEngine(config, split_gradients, record))
+
+
+def _refuse_shards(config: GeminiConfig) -> None:
+    """Raise for settings that TensorFlow has no twin for: the numbers would be right, on fewer devices than named."""
+    _, shards = degrees(config)
+    if shards > 1 or any(len(one) > 1 for one in (config.device_mapping or {}).values()):
+        fault = Fault(
+            f"mode = {config.mode.value!r} with {shards} shards, for TensorFlow, which runs pipelines only",
+            "use mode='pipeline', with one shard per stage",
+        )
+        raise ConfigError([fault])
+
+
+def _make_twin(session: Any) -> Any:
+    """Return the twin session of a session on its first run; None where it trains nothing yet, or elsewhere."""
+    from gemini.tensorflow.gradient_notes import notes_of
+    from gemini.tensorflow.session_patches import leave
+
+    if session._target not in ("", b""):
+        return None
+    if not notes_of(session.graph):
+        if any(op.type == "VarHandleOp" for op in session.graph.get_operations()):
+            leave(session)  # its variables exist in it from now on
+        return None
+    from gemini.tensorflow.twin_session import TwinSession
+
+    return TwinSession(session, _installed[0], record)
 
 
 def uninstall() -> None:
     """Undo `install`; sessions that run twins keep them until they are closed."""
+    from gemini.tensorflow.session_patches import unpatch
+
     _installed.clear()
+    unpatch()
+    uninstall_functions()
 
 
 def is_installed() -> bool:
@@ -38,6 +80,21 @@ def is_installed() -> bool:
 def reports() -> tuple[TwinReport, ...]:
     """Return what was done so far, one report per kind of step."""
     return tuple(_reports)
+
+
+def record(report: TwinReport) -> None:
+    """Keep a report, and print its line once; a dry run ends with the first."""
+    is_new = all(report.line != one.line for one in _reports)
+    _reports.append(report)
+    if not _installed or not is_new:
+        return
+    (config,) = _installed
+    if not config.quiet:
+        log_line(f"gemini: {report.line}")
+    if config.verify:
+        log_line(f"gemini: {report.comparison_line}")
+    if config.dry_run:
+        sys.exit(0)
 
 
 def compile_function(model: Callable[..., Any], config: GeminiConfig) -> Callable[..., Any]:
@@ -65,14 +122,12 @@ def compile_function(model: Callable[..., Any], config: GeminiConfig) -> Callabl
 def split_gradients(loss: Any, variables: Sequence[Any], config: GeminiConfig) -> tuple[list[Any], TwinReport]:
     """Return the gradients of `loss` by a twin inside the graph being traced, and the report of that twin.
 
-    For `tf.function`: all shapes of the batch must be static. Where there is no twin, the report has the reason and
-    the gradients are those of TensorFlow.
+    For `tf.function`: all shapes of the batch must be static. Where there is no twin, the report has the reason, and
+    there are no gradients.
     """
-    from tensorflow.python.ops import gradients_impl
+    from gemini.tensorflow.function_twin import split_function
 
-    return gradients_impl.gradients(loss, list(variables)), TwinReport(
-        str(loss.name), "", reason=f"mode {config.mode} is not available inside tf.function"
-    )
+    return split_function(loss, variables, config)
 
 
 def _has_graph_tensors(result: Any) -> bool:

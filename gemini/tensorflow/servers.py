@@ -55,6 +55,8 @@ class Servers:
 
     def __init__(self, devices: GraphDevices) -> None:
         self.devices = devices
+        self.cluster: dict[str, list[str]] = {}
+        self._is_eager = False
         self._owner = os.getpid()
         self._own_server: Any = None
         self._processes: list[ServerProcess] = []
@@ -74,18 +76,34 @@ class Servers:
         """The target of sessions; waits until every server is ready. Empty where the graph runs in this process."""
         if not self.is_remote:
             return ""
+        if self._is_eager:
+            self.check()
+            return f"grpc://{self.cluster[self.devices.job][0]}"
         with self._lock:
             if self._own_server is None:
                 from gemini.tensorflow.server_process import make_server
 
                 self._own_server = make_server(self._order(0))
-                for one in self._processes:
-                    if not one.is_ready.wait(_START_SECONDS):
-                        one.reason = one.reason or f"not ready after {_START_SECONDS:.0f} s"
-                    if one.reason:
-                        raise WorkerError(f"{one} did not start: {one.reason}")
+                self.wait_until_ready()
         self.check()
         return str(self._own_server.target)
+
+    @property
+    def has_own_server(self) -> bool:
+        """Whether this process has a server of its own, for sessions."""
+        return self._own_server is not None
+
+    def wait_until_ready(self) -> None:
+        """Wait for every server process; raise WorkerError for one that does not start."""
+        for one in self._processes:
+            if not one.is_ready.wait(_START_SECONDS):
+                one.reason = one.reason or f"not ready after {_START_SECONDS:.0f} s"
+            if one.reason:
+                raise WorkerError(f"{one} did not start: {one.reason}")
+
+    def eager_runtime_joins(self) -> None:
+        """Note that the eager runtime of this process is task 0, which serves sessions too."""
+        self._is_eager = True
 
     def session_settings(self, settings: Any = None) -> Any:
         """Return a copy of a `ConfigProto` (None: the default one) with the logical devices of this process."""
@@ -134,7 +152,7 @@ class Servers:
     # ── processes ──────────────────────────────────────────────────────────────────────────────────────────────────
     def _start(self) -> None:
         ports = free_ports(self.devices.tasks)
-        self._cluster = {self.devices.job: [f"127.0.0.1:{port}" for port in ports]}
+        self.cluster = {self.devices.job: [f"127.0.0.1:{port}" for port in ports]}
         for task in range(1, self.devices.tasks):
             own, other = socket.socketpair()
             with other:
@@ -150,7 +168,7 @@ class Servers:
 
     def _order(self, task: int) -> dict[str, Any]:
         return {
-            "cluster": self._cluster,
+            "cluster": self.cluster,
             "job": self.devices.job,
             "task": task,
             "cpus": self.devices.cpus(task),

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+_LOSS_LIMIT, _GRADIENT_LIMIT = 1e-5, 1e-3
+
 
 @dataclass(frozen=True)
 class WorkerShare:
@@ -29,6 +31,16 @@ class Comparison:
     def loss_error(self) -> float:
         """The relative difference of the losses."""
         return abs(self.twin_loss - self.loss) / max(abs(self.loss), 1e-30)
+
+    @property
+    def fault(self) -> str:
+        """What differs by more than rounding; empty where nothing does."""
+        if not self.loss_error <= _LOSS_LIMIT:
+            return f"the loss of the first step was {self.twin_loss:.9g}, that of the graph {self.loss:.9g}"
+        if not self.gradient_error <= _GRADIENT_LIMIT:
+            error = f"{self.gradient_error:.1e} of its largest entry"
+            return f"the first gradient of {self.worst_gradient} differed by {error}"
+        return ""
 
 
 @dataclass(frozen=True)
@@ -63,6 +75,17 @@ class TwinReport:
         return (
             f"step of {self.loss} ({self.batch}): stages {self.stages} × shards {self.shards}, "
             f"micro-batches {self.micro_batches}, schedule {self.schedule}, operations per worker {ops}"
+        )
+
+    @property
+    def comparison_line(self) -> str:
+        """One line on how the first step compared with the untouched graph."""
+        found = self.comparison
+        if found is None:
+            return f"step of {self.loss}: not compared with the untouched graph"
+        return (
+            f"step of {self.loss}: loss {found.twin_loss:.6g} against {found.loss:.6g} of the untouched graph, "
+            f"gradients within {found.gradient_error:.1e} ({found.worst_gradient or 'all equal'})"
         )
 
     def to_json(self) -> dict[str, Any]:

@@ -83,12 +83,12 @@ def test_an_order_that_can_be_done_is_taken_and_all_that_is_sent_is_awaited(wiri
     for at, interface in enumerate(interfaces):
         for mid in range(program.micro_batches):
             for port in interface.inputs:
-                source, here = program.where[port.source, mid], program.where[at, mid]
+                (source,), (here,) = program.where[port.source, mid], program.where[at, mid]
                 assert source == here or (port.name, mid, here) in values
                 assert source == here or (port.name, mid, source) in gradients
     for name in loss.ports.values():
         for mid in range(program.micro_batches):
-            source, here = program.where[lowered.readers[name].source, mid], program.where[lowered.loss_stage, mid]
+            (source,), (here,) = (program.where[at, mid] for at in (lowered.readers[name].source, lowered.loss_stage))
             assert source == here or ((name, mid, here) in values and (name, mid, source) in gradients)
             assert LOSS in lowered.readers[name].stages
 

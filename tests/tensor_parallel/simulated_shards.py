@@ -1,23 +1,27 @@
 """Simulated shards: a shard plan run in one process, all shards in step, with every move as one autograd function.
 
 A value is a list with the part of each shard. Forward and backward of a move convert the parts as the layouts define,
-so losses and gradients of a correct plan are those of one device.
+so losses and gradients of a correct plan are those of one device. Every shard has its own copy of the model, of which
+the parameters are replaced by the parts that it stores.
 """
 
 import copy
+import random
 from dataclasses import dataclass, field
+from math import prod
 
+import numpy as np
 import torch
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from gemini.ir.call_binding import bind
-from gemini.ir.encode import decode, follow
-from gemini.ir.op_targets import find_op
-from gemini.ir.pytree import Number, Ref
-from gemini.ir.symint import evaluate
+from gemini.ir.encode import decode
+from gemini.ir.interpreter import Execution
+from gemini.ir.pytree import Ref
+from gemini.random_numbers.random_ops import draw_whole, is_fill, is_random_op, memory_order, return_part, shape_of
 from gemini.tensor_parallel.layouts import (
     Partial,
-    PartialGrad,
     Replicate,
     Shard,
     gradient_part,
@@ -68,8 +72,135 @@ def move(parts, have, want):
     if have == want:
         return parts
     if any(one.requires_grad for one in parts):
-        return list(Move.apply(have, want, *parts))
+        with torch.enable_grad():  # its first reader may run without gradients, and others not
+            return list(Move.apply(have, want, *parts))
     return convert(parts, value_part(have), value_part(want))
+
+
+def contiguous_strides(shape):
+    """The strides of a tensor without gaps."""
+    return [prod(shape[dim + 1 :]) for dim in range(len(shape))]
+
+
+class SlicedMask(TorchDispatchMode):
+    """Random numbers of the whole op, in the memory order of the captured value, of which a shard uses its slice."""
+
+    def __init__(self, mask, count, at, whole, strides):
+        super().__init__()
+        self.mask, self.count, self.at, self.whole, self.strides = mask, count, at, whole, strides
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if not is_random_op(func) or not is_fill(func):
+            return func(*args, **(kwargs or {}))
+        shape = list(shape_of(func, args))
+        if self.mask is not None:
+            shape[self.mask.dim] = self.whole[self.mask.dim]
+        order = memory_order(func, args)
+        if self.strides is not None and len(self.strides) == len(shape):
+            order = tuple(sorted(range(len(shape)), key=lambda dim: (-self.strides[dim], dim)))
+        drawn = draw_whole(func, args, kwargs or {}, tuple(shape), order)
+        return return_part(
+            func, args, drawn if self.mask is None else take_shard(drawn, self.mask, self.count, self.at)
+        )
+
+
+class _Shard(Execution):
+    """One shard: its nodes read the versions of values that the plan wants."""
+
+    def __init__(self, whole, at, bound):
+        super().__init__(whole.graph, whole.models[at], bound)
+        self.whole, self.at, self.wants = whole, at, {}
+
+    def made(self, ref):
+        return super()._value(ref)
+
+    def _value(self, ref):
+        return self.whole.version(ref, self.wants[ref])[self.at] if ref in self.wants else super()._value(ref)
+
+    def read_number(self, expr):
+        if expr.op in ("size", "numel", "stride"):  # sizes of whole values
+            meta = self.graph.meta(expr.operands[0])
+            if expr.op == "size":
+                return meta.shape[expr.operands[1]]
+            if expr.op == "numel":
+                return meta.numel
+        return super().read_number(expr)
+
+    def _source(self, node):
+        if node.kind == "parameter":
+            (pair,) = self.whole.plan.node(node.id).outputs
+            return self.whole.parameter(node.target, pair[1])[self.at]
+        found = super()._source(node)
+        return found.clone() if node.kind == "input" and self.at and not found.requires_grad else found
+
+    def _call(self, node, args, kwargs):
+        one, args = self.whole.plan.node(node.id), list(args)
+        module = self.model.get_submodule(node.target) if node.kind in ("module", "block") else None
+        attributes = dict(module.__dict__) if module is not None else {}
+        for size in one.sizes:
+            self._divide(size, args, kwargs, module)
+        held = {name: self.whole.parameter(name, layout)[self.at] for name, layout in one.parameters}
+        for name, tensor in held.items():
+            self.install(name, tensor)
+        try:
+            if one.local == VOCABULARY_EMBEDDING:
+                return self._embedding(one, args, kwargs, held)
+            if one.local != SAME:
+                return self._cross_entropy(node, one, args, kwargs)
+            if not node.random or node.kind == "block":
+                return super()._call(node, args, kwargs)
+            named = "dropout" in f"{node.target} {node.cls}".lower()  # its mask is like its argument
+            first = self.graph.meta(one.inputs[0][0]) if one.inputs and named else None
+            strides = first and (first.strides or contiguous_strides(first.shape))
+            whole = self.graph.meta(one.outputs[0][0]).shape
+            with SlicedMask(one.mask, self.whole.plan.size, self.at, whole, strides):
+                return super()._call(node, args, kwargs)
+        finally:
+            for (_, name), *_rest in (size.place for size in one.sizes if size.place[0][0] == "a"):
+                setattr(module, name, attributes[name])
+
+    def install(self, name, tensor):
+        owner, _, attribute = name.rpartition(".")
+        self.model.get_submodule(owner)._parameters[attribute] = tensor
+
+    def _divide(self, size, args, kwargs, module):
+        (kind, key), *rest = size.place
+        owner = {"i": args, "k": kwargs, "a": module.__dict__ if module is not None else None}[kind]
+        for _, inner in rest:
+            if isinstance(owner[key], tuple):
+                owner[key] = list(owner[key])
+            owner, key = owner[key], inner
+        owner[key] = size.local(owner[key], self.whole.plan.size, self.at)
+
+    def _embedding(self, one, args, kwargs, held):
+        index = args[0] if args else kwargs["input"]
+        weight = next(iter(held.values())) if held else args[1] if len(args) > 1 else kwargs["weight"]
+        key, layout = next((key, value) for key, value in (*one.parameters, *one.inputs) if isinstance(value, Shard))
+        rows = self.graph.meta(key).shape[0] if isinstance(key, Ref) else self.whole.plan.tensor(key).shape[0]
+        size = self.whole.plan.size
+        start, stop = (unit * layout.factor for unit in unit_range(unit_count(layout, rows), size, self.at))
+        inside = (index >= start) & (index < stop)
+        node = self.graph.nodes[one.node]
+        padding = self.model.get_submodule(node.target).padding_idx if held else kwargs.get("padding_idx")
+        padding = args[2] if not held and len(args) > 2 else padding
+        if padding is not None:
+            inside_grad = inside & (index != padding % rows)
+        rows_of = F.embedding((index - start).clamp(0, weight.shape[0] - 1), weight)
+        found = rows_of * inside[..., None]
+        if padding is None:
+            return found
+        return torch.where(inside_grad[..., None], found, found.detach())
+
+    def _cross_entropy(self, node, one, args, kwargs):
+        """The loss of joined logits, whose gradient every shard's slice receives."""
+        ref, layout = next(pair for pair in one.inputs if isinstance(pair[1], Shard))
+        parts, key = self.whole.version(ref, layout), f"logits {node.id}"
+        if key not in self.whole.values:
+            self.whole.values[key] = move(parts, layout, Replicate())
+        whole = self.whole.values[key][self.at]
+        part = parts[self.at]
+        joined = [whole if value is part else value for value in args]
+        return super()._call(node, joined, {name: whole if value is part else value for name, value in kwargs.items()})
 
 
 @dataclass
@@ -80,22 +211,40 @@ class SimulatedShards:
     plan: object
     values: dict = field(default_factory=dict)
     leaves: dict = field(default_factory=dict)
+    models: list = field(default_factory=list)
 
     def run(self, *args, **kwargs):
         """Return the result of the model on every shard, with its tensors whole."""
         model = self.graph.bound_model()
-        bound = bind(model, args, kwargs)
+        self.models = [copy.deepcopy(model) for _ in range(self.plan.size)]
+        self.shards = [_Shard(self, at, bind(model, args, kwargs)) for at in range(self.plan.size)]
         self._store(model)
         for node in self.graph.nodes:
-            self._step(model, node, bound)
-        whole = {ref: move(self._version(ref, layout), layout, Replicate()) for ref, layout in self.plan.results}
-        return [
-            decode(self.graph.result, lambda form, at=at: whole[form][at] if form in whole else self._number(form, at))
-            for at in range(self.plan.size)
-        ]
+            one, state = self.plan.node(node.id), (torch.get_rng_state(), random.getstate(), np.random.get_state())
+            for shard in self.shards:
+                torch.set_rng_state(state[0])
+                random.setstate(state[1])
+                np.random.set_state(state[2])
+                shard.wants = {} if node.is_source else dict(one.inputs)
+                with self._region(node):
+                    shard.step(node)
+        for shard in self.shards:
+            shard.wants = {ref: Replicate() for ref, _ in self.plan.results}
+        for ref, layout in self.plan.results:
+            self._results[ref] = move(self.version(ref, layout), layout, Replicate())
+        return [decode(self.graph.result, lambda form, at=at: self._result(form, at)) for at in range(self.plan.size)]
+
+    _results: dict = field(default_factory=dict)
+
+    def _result(self, form, at):
+        return self._results[form][at] if form in self._results else self.shards[at].read(form)
+
+    @staticmethod
+    def _region(node):
+        return torch.set_grad_enabled(node.is_source or node.region is None or node.region.grad)
 
     def gradients(self):
-        """The whole gradient of every parameter, by its first name."""
+        """The whole gradient of every parameter on every shard, by its first name."""
         found = {}
         for tensor in self.plan.tensors:
             grads = [torch.zeros_like(one) if one.grad is None else one.grad for one in self.leaves[tensor.name]]
@@ -108,141 +257,33 @@ class SimulatedShards:
             whole = parameters[tensor.name].detach()
             parts = convert([whole] * self.plan.size, Replicate(), value_part(tensor.layout))
             self.leaves[tensor.name] = [one.clone().requires_grad_(tensor.trainable) for one in parts]
+            for name in tensor.names:
+                for shard, leaf in zip(self.shards, self.leaves[tensor.name], strict=True):
+                    shard.install(name, leaf)
 
-    def _version(self, ref, want):
+    def version(self, ref, want):
         """A version of a value, made once."""
+        if ref not in self.values:
+            have = self.plan.produced(ref)
+            self.values[ref] = have, {have: [shard.made(ref) for shard in self.shards]}
         have, versions = self.values[ref]
         if want not in versions:
             wanted = {layout for one in self.plan.nodes for key, layout in one.inputs if key == ref}
             wanted |= {layout for key, layout in self.plan.results if key == ref}
             source = next(a for a, b in conversions(have, wanted | {want}, ref in self.plan.grads) if b == want)
-            parts = versions[source] if source in versions else self._version(ref, source)
-            versions[want] = move(parts, source, want)
+            versions[want] = move(self.version(ref, source), source, want)
         return versions[want]
 
-    def _parameter(self, name, want):
+    def parameter(self, name, want):
+        """A version of a parameter, made once."""
         tensor = self.plan.tensor(name)
         key = f"parameter {tensor.name}"
         if key not in self.values:
             self.values[key] = tensor.layout, {tensor.layout: self.leaves[tensor.name]}
         have, versions = self.values[key]
         if want not in versions:
-            if (
-                isinstance(want, Replicate)
-                and isinstance(have, Shard)
-                and any(
-                    (tensor.name in {self.plan.tensor(other).name} and isinstance(layout, PartialGrad))
-                    for one in self.plan.nodes
-                    for other, layout in one.parameters
-                )
-            ):
-                versions[want] = move(self._parameter(name, PartialGrad()), PartialGrad(), want)
-            else:
-                versions[want] = move(versions[have], have, want)
+            wanted = {layout for one in self.plan.nodes for other, layout in one.parameters
+                      if self.plan.tensor(other).name == tensor.name}  # fmt: skip
+            source = next(a for a, b in conversions(have, wanted | {want}, tensor.trainable) if b == want)
+            versions[want] = move(self.parameter(name, source), source, want)
         return versions[want]
-
-    def _step(self, model, node, bound):
-        one = self.plan.node(node.id)
-        if node.is_source:
-            ((ref, layout),) = one.outputs
-            self.values[ref] = layout, {layout: self._source(model, node, bound, layout)}
-            return
-        wants = dict(one.inputs)
-        state, outs = torch.get_rng_state(), []
-        with torch.set_grad_enabled(node.region is None or node.region.grad):
-            for at in range(self.plan.size):
-                torch.set_rng_state(state)
-                outs.append(self._local(model, node, one, wants, at))
-        for ref, layout in one.outputs:
-            parts = [follow(out, ref.path) for out in outs]
-            self.values[ref] = layout, {layout: parts}
-
-    def _source(self, model, node, bound, layout):
-        if node.kind == "parameter":
-            return self._parameter(node.target, layout)
-        if node.kind == "input":
-            return [follow(bound, self.graph.inputs[node.id])] * self.plan.size
-        owner, _, name = node.target.rpartition(".")
-        return [getattr(model.get_submodule(owner), name)] * self.plan.size
-
-    # ── one shard ──────────────────────────────────────────────────────────────────────────────────────────────────
-    def _local(self, model, node, one, wants, at):
-        def read(form):
-            return self._version(form, wants[form])[at] if isinstance(form, Ref) else self._number(form, at)
-
-        args, kwargs = list(decode(node.args, read)), decode(node.kwargs, read)
-        module = copy.copy(model.get_submodule(node.target)) if node.kind in ("module", "block") else None
-        for size in one.sizes:
-            self._divide(size, at, args, kwargs, module)
-        held = {name: self._parameter(name, layout)[at] for name, layout in one.parameters}
-        if one.local == VOCABULARY_EMBEDDING:
-            return self._embedding(one, args, held, at)
-        if one.local != SAME:
-            return self._cross_entropy(node, one, (args, kwargs), at)
-        if one.mask is not None and node.kind == "module" and type(module).__name__ == "Dropout":
-            whole = torch.ones(self.graph.meta(Ref(node.id)).shape, dtype=args[0].dtype)
-            mask = F.dropout(whole, module.p, module.training)
-            return args[0] * take_shard(mask, one.mask, self.plan.size, at)
-        if one.mask is not None:
-            return self._attention(one.mask, at, *args, **kwargs)
-        if module is not None:
-            prefix = f"{node.target}." if node.target else ""
-            return torch.func.functional_call(
-                module, {name.removeprefix(prefix): tensor for name, tensor in held.items()}, tuple(args), kwargs
-            )
-        return find_op(node.target)(*args, **kwargs)
-
-    def _attention(self, mask, at, query, key, value, *, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None):
-        """Attention whose random numbers are the shard's slice of those of all heads."""
-        heads = [*query.shape[:-1], key.shape[-2]]
-        heads[mask.dim] = mask.entries * self.plan.size
-        drop = take_shard(F.dropout(torch.ones(heads, dtype=query.dtype), dropout_p), mask, self.plan.size, at)
-        scores = query @ key.mT * (query.shape[-1] ** -0.5 if scale is None else scale)
-        if is_causal:
-            scores = scores.masked_fill(~torch.ones(scores.shape[-2:], dtype=torch.bool).tril(), float("-inf"))
-        if attn_mask is not None:
-            scores = scores + (
-                torch.zeros(()).masked_fill(~attn_mask, float("-inf")) if attn_mask.dtype == torch.bool else attn_mask
-            )
-        return (scores.softmax(-1) * drop) @ value
-
-    def _divide(self, size, at, args, kwargs, module):
-        (kind, key), *rest = size.place
-        owner = {"i": args, "k": kwargs, "a": module.__dict__ if module is not None else None}[kind]
-        for _, inner in rest:
-            if isinstance(owner[key], (tuple, torch.Size)):
-                owner[key] = list(owner[key])
-            owner, key = owner[key], inner
-        owner[key] = size.local(owner[key], self.plan.size, at)
-
-    def _number(self, form, at):
-        if not isinstance(form, Number):
-            return None
-
-        def read(expr):
-            source, *rest = expr.operands
-            if expr.op == "size":
-                return self.graph.meta(source).shape[rest[0]]
-            return getattr(self._version(source, Replicate())[at], expr.op)()
-
-        return evaluate(form.expr, read)
-
-    def _embedding(self, one, args, held, at):
-        weight = next(iter(held.values())) if held else args[1]
-        key, layout = next((key, value) for key, value in (*one.parameters, *one.inputs) if isinstance(value, Shard))
-        rows = self.graph.meta(key).shape[0] if isinstance(key, Ref) else self.plan.tensor(key).shape[0]
-        start, stop = (unit * layout.factor for unit in unit_range(unit_count(layout, rows), self.plan.size, at))
-        inside = (args[0] >= start) & (args[0] < stop)
-        return F.embedding((args[0] - start).clamp(0, weight.shape[0] - 1), weight) * inside[..., None]
-
-    def _cross_entropy(self, node, one, arguments, at):
-        """The loss of joined logits, whose gradient every shard's slice receives."""
-        ref, layout = next(pair for pair in one.inputs if isinstance(pair[1], Shard))
-        parts, key = self._version(ref, layout), f"logits {node.id}"
-        if key not in self.values:
-            self.values[key] = move(parts, layout, Replicate())
-        args, kwargs = arguments
-        joined = {id(part): whole for part, whole in zip(parts, self.values[key], strict=True)}
-        target = find_op(node.target) if node.kind == "op" else self.graph.bound_model().get_submodule(node.target)
-        named = {name: joined.get(id(value), value) for name, value in kwargs.items()}
-        return target(*(joined.get(id(value), value) for value in args), **named)

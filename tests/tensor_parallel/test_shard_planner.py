@@ -10,7 +10,6 @@ from torch.nn import functional as F
 
 from gemini.errors import ShardingError
 from gemini.tensor_parallel.layouts import PARTIAL_GRAD, REPLICATE, Shard, layout_text, wire_bytes
-from gemini.tensor_parallel.shard_costs import ShardCosts
 from gemini.tensor_parallel.shard_plan import VOCABULARY_CROSS_ENTROPY, ShardPlan
 from gemini.tensor_parallel.shard_planner import plan_shards
 from tests.tensor_parallel.planned_models import (
@@ -22,37 +21,9 @@ from tests.tensor_parallel.planned_models import (
     transformer,
     transformer_graph,
 )
-from tests.tensor_parallel.simulated_shards import SimulatedShards
+from tests.tensor_parallel.shard_comparison import compare, planned
 
 pytestmark = pytest.mark.unit
-
-SLOW = ShardCosts(latency_us=0.1, gflops=0.5)  # shards so slow that even tiny models are worth dividing
-
-
-def compare(graph, plan, *args, tolerance=1e-9, **kwargs):
-    """Assert that shards have the loss and the gradients of one device, with the same random numbers."""
-    model = graph.bound_model()
-    torch.manual_seed(3)
-    shards = SimulatedShards(graph, plan)
-    losses = [loss_of(out) for out in shards.run(*args, **kwargs)]
-    torch.autograd.backward(losses)
-    model.zero_grad()
-    torch.manual_seed(3)
-    expected = loss_of(model(*args, **kwargs))
-    expected.backward()
-    for loss in losses:
-        torch.testing.assert_close(loss, expected, rtol=tolerance, atol=tolerance)
-    found = shards.gradients()
-    for name, parameter in model.named_parameters():
-        scale = parameter.grad.abs().max().clamp(min=1e-3)
-        for grad in found[name]:
-            torch.testing.assert_close(grad / scale, parameter.grad / scale, rtol=tolerance, atol=tolerance)
-
-
-def loss_of(out):
-    """The loss of a result: its own, or a sum that gives every entry another gradient."""
-    out = out if isinstance(out, torch.Tensor) else out["loss"]
-    return out if out.ndim == 0 else (out * torch.arange(1, out.numel() + 1).reshape(out.shape).to(out)).sum()
 
 
 # ── transformers ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -113,14 +84,6 @@ class FusedAttention(nn.Module):
         q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
         scores = (q @ k.transpose(-1, -2) / 2).softmax(-1)
         return self.out((scores @ v).transpose(1, 2).flatten(2))
-
-
-def planned(model, *args, size=2):
-    """Return the graph and plan of a model in float64, after a comparison with one device."""
-    graph = opened(model.double(), *args)
-    plan = plan_shards(graph, size, costs=SLOW)
-    compare(graph, plan, *args)
-    return graph, plan
 
 
 def layouts(plan):
@@ -221,3 +184,67 @@ def test_a_size_that_is_no_number_of_shards_is_refused(size):
     graph = opened(nn.Linear(4, 4), torch.randn(3, 4))
     with pytest.raises(ShardingError, match="no number of shards"):
         plan_shards(graph, size)
+
+
+# ── sizes that shards do not divide ────────────────────────────────────────────────────────────────────────────────
+class OddHeads(nn.Module):
+    """Three heads, and a vocabulary of 1001 words, on two shards."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.qkv = nn.Embedding(1001, 24), nn.Linear(24, 72)
+        self.out, self.head = nn.Linear(24, 24), nn.Linear(24, 1001, bias=False)
+        self.head.weight = self.table.weight
+
+    def forward(self, ids, labels):
+        x = self.table(ids)
+        q, k, v = (part.unflatten(-1, (3, 8)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
+        mixed = F.scaled_dot_product_attention(q, k, v, dropout_p=0.1)
+        x = x + self.out(mixed.transpose(1, 2).flatten(2))
+        return F.cross_entropy(self.head(x).flatten(0, 1), labels.flatten())
+
+
+def test_heads_and_words_that_do_not_divide_are_sharded_unevenly():
+    ids = torch.randint(1001, (3, 64))
+    graph, plan = planned(OddHeads(), ids, ids.roll(1))
+    table = plan.tensor("table.weight")
+    assert table.layout == Shard(0, 1)
+    assert [table.shard_bytes(2, at) for at in (0, 1)] == [501 * 24 * 8, 500 * 24 * 8]
+    (attention,) = [one for one in plan.nodes if "scaled_dot" in graph.nodes[one.node].name]
+    assert {layout for _, layout in attention.outputs} == {Shard(1, 1)}
+
+
+def test_masks_are_drawn_in_the_memory_order_of_one_device():
+    class Transposed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.up, self.down = nn.Linear(16, 64), nn.Linear(64, 16)
+
+        def forward(self, x):
+            y = F.dropout(self.up(x).transpose(1, 2), 0.3)
+            return self.down(F.dropout(y, 0.2).transpose(1, 2))
+
+    planned(Transposed(), torch.randn(3, 6, 16).double())
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"label_smoothing": 0.1}, {"ignore_index": 3, "reduction": "none"}, {"weight": True, "reduction": "sum"},
+     {"weight": True, "label_smoothing": 0.2, "ignore_index": 5}],
+    ids=str,
+)  # fmt: skip
+def test_the_loss_is_divided_with_weights_of_classes_smoothing_and_ignored_targets(options):
+    class Head(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.up, self.head = nn.Linear(16, 32), nn.Linear(32, 512)
+            self.register_buffer("classes", torch.rand(512) + 0.5)
+
+        def forward(self, x, labels):
+            given = {**options, "weight": self.classes} if "weight" in options else options
+            scores = self.head(self.up(x).tanh())
+            return F.cross_entropy(scores.transpose(1, 2), labels, **given)
+
+    x, labels = torch.randn(3, 40, 16).double(), torch.randint(8, (3, 40))
+    _, plan = planned(Head(), x, labels)
+    assert VOCABULARY_CROSS_ENTROPY in {one.local for one in plan.nodes}

@@ -15,7 +15,7 @@ from __future__ import annotations
 import ast
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from gemini.instrument.pass_manager.instrumented_file import Instrumented
 from gemini.instrument.passes.base import Changed, Failed, Skipped
@@ -26,14 +26,14 @@ _ENCODING = re.compile(r"^[ \t\f]*#.*?coding[:=][ \t]*([-_.a-zA-Z0-9]+)")
 _LINE_END = re.compile(r"\r\n|\r|\n")
 
 
-def render_annotated(done: Instrumented, *, file: str = "", argv0: str = "", prefer: bool = False) -> bytes:
+def render_annotated(done: Instrumented, *, file: str = "", argv0: str = "", calls: Sequence[str] = ()) -> bytes:
     """Return the bytes of an instrumented file with its header.
 
-    Where the file uses it, `__file__` is set to `file` and `sys.argv[0]` to `argv0`; with `prefer`, imports find the
-    modules of the dump first.
+    Where the file uses it, `__file__` is set to `file` and `sys.argv[0]` to `argv0`. Before that it calls the functions
+    `calls` of `gemini.managed` with its own path.
     """
     text = done.text
-    added = _statements(text, file, argv0, prefer)
+    added = _statements(text, file, argv0, calls)
     if added:
         text = _with_statement(done.source.with_text(text), "; ".join(added.values()))
     lines = [*header(done), *(f"{name}: {_WHY[name]}" for name in added)]
@@ -64,16 +64,15 @@ def header(done: Instrumented) -> list[str]:
 
 
 _WHY = {
-    "imports": "modules of this folder are found first, for any sys.path",
+    "prefer": "modules of this folder are found first, for any sys.path",
+    "run_parallel": "the rest runs in workers, by the plans and stages in stages/",
     "__file__": "set to the original's path, to find files beside it",
     "sys.argv[0]": "set to the original's path, as typed",
 }
 
 
-def _statements(text: str, file: str, argv0: str, prefer: bool) -> dict[str, str]:
-    made = {}
-    if prefer:
-        made["imports"] = '__import__("gemini.managed").managed.prefer(__file__)'
+def _statements(text: str, file: str, argv0: str, calls: Sequence[str]) -> dict[str, str]:
+    made = {name: f'__import__("gemini.managed").managed.{name}(__file__)' for name in calls}
     if file and "__file__" in text:
         made["__file__"] = f"__file__ = {file!a}"
     if argv0 and re.search(r"\bargv\s*\[\s*0\s*\]", text):

@@ -17,7 +17,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 
@@ -33,7 +33,7 @@ from gemini.instrument.text.source_file import SourceFile
 _RUNNER = """\
 # Written by Gemini: starts the dumped module as `python -m {module}` starts the original.
 import runpy
-
+{begin}
 runpy.run_module({module!r}, run_name="__main__", alter_sys=True)
 """
 
@@ -56,6 +56,7 @@ class Dump:
     links: dict[PurePath, Path] = field(default_factory=dict)
     modules: dict[str, str] = field(default_factory=dict)  # name → place
     start: str = ""  # the argument of `python`, relative to the folder
+    arguments: tuple[str, ...] = ()  # of the program, where it was run for the dump
 
     @property
     def changed(self) -> int:
@@ -67,8 +68,18 @@ class Dump:
         return [(file.place.as_posix(), file.done) for file in self.files if file.done is not None]
 
 
-def build_dump(sources: Sequence[SourceFile], manager: PassManager, *, module: str = "", argv0: str = "") -> Dump:
-    """Return the dump of a program from its sources, the script first; `module` is the target of ``-m``, if any."""
+def build_dump(
+    sources: Sequence[SourceFile],
+    manager: PassManager,
+    *,
+    module: str = "",
+    argv0: str = "",
+    is_parallel: bool = False,
+) -> Dump:
+    """Return the dump of a program from its sources, the script first; `module` is the target of ``-m``, if any.
+
+    With `is_parallel` the program begins with `__gemini__.run_parallel`.
+    """
     script = None if module else sources[0]
     own = [*sources, *find_other_modules(sources)]
     prefer = any("sys.path" in _text(source) or "addsitedir" in _text(source) for source in own)
@@ -81,10 +92,12 @@ def build_dump(sources: Sequence[SourceFile], manager: PassManager, *, module: s
             dump.modules[source.module] = place.as_posix()
         if place not in places:  # a module of the script may import the script
             places.add(place)
-            dump.files.append(_dump_file(source, place, manager, argv0=argv0 if main else "", prefer=prefer and main))
+            calls = (("prefer",) if prefer and main else ()) + (("run_parallel",) if is_parallel and main else ())
+            dump.files.append(_dump_file(source, place, manager, argv0=argv0 if main else "", calls=calls))
     dump.links = {place: path for place, path in find_links(own).items() if place not in places}
     if module:
-        dump.files.append(DumpedFile(PurePath("__main__.py"), _RUNNER.format(module=module).encode()))
+        begin = "import gemini.managed\n\ngemini.managed.run_parallel(__file__)\n" if is_parallel else ""
+        dump.files.append(DumpedFile(PurePath("__main__.py"), _RUNNER.format(module=module, begin=begin).encode()))
     return dump
 
 
@@ -97,11 +110,13 @@ def path_in_dump(source: SourceFile) -> PurePath:
     return PurePath(*folders, f"{last}{suffix}")
 
 
-def _dump_file(source: SourceFile, place: PurePath, manager: PassManager, *, argv0: str, prefer: bool) -> DumpedFile:
+def _dump_file(
+    source: SourceFile, place: PurePath, manager: PassManager, *, argv0: str, calls: Sequence[str]
+) -> DumpedFile:
     try:
         with mute_parser_warnings():
             done = manager.run(source)
-            data = render_annotated(done, file=os.path.abspath(source.path), argv0=argv0, prefer=prefer)
+            data = render_annotated(done, file=os.path.abspath(source.path), argv0=argv0, calls=calls)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         return DumpedFile(
             place, render_verbatim(source, f"not instrumented: {type(error).__name__}"), None, source.path
@@ -116,8 +131,8 @@ def _text(source: SourceFile) -> str:
         return ""
 
 
-def write_dump(dump: Dump, folder: Path) -> None:
-    """Write `dump` as `folder`, atomically."""
+def write_dump(dump: Dump, folder: Path, add: Callable[[Path], None] | None = None) -> None:
+    """Write `dump` as `folder`, atomically; `add` writes further files."""
     target = Path(os.path.realpath(folder))
     check_folder(folder)
     try:
@@ -125,6 +140,8 @@ def write_dump(dump: Dump, folder: Path) -> None:
         draft = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
         try:
             _fill(dump, draft)
+            if add is not None:
+                add(draft)
             _publish(draft, target)
         finally:
             shutil.rmtree(draft, ignore_errors=True)
@@ -166,7 +183,9 @@ def _fill(dump: Dump, draft: Path) -> None:
         link.parent.mkdir(parents=True, exist_ok=True)
         if not os.path.lexists(link):
             link.symlink_to(origin)
-    marker = {"made_by": "gemini", "start": dump.start or ".", "modules": dump.modules}
+    marker: dict[str, object] = {"made_by": "gemini", "start": dump.start or ".", "modules": dump.modules}
+    if dump.arguments:
+        marker["arguments"] = dump.arguments
     (draft / DUMP_MARKER).write_text(json.dumps(marker, indent=1) + "\n", encoding="utf-8")
 
 

@@ -24,8 +24,10 @@ GROUP = "gemini.passes"
 
 BUILT_IN: dict[str, str] = {
     "training-sites": "gemini.instrument.passes.training_sites:TrainingSites",
+    "managed-objects": "gemini.instrument.passes.managed_objects:ManagedObjects",
     "tensor-types": "gemini.instrument.passes.tensor_types:TensorTypes",
     "device-placement": "gemini.instrument.passes.device_placement:DevicePlacement",
+    "tensorflow-spelling": "gemini.instrument.passes.tensorflow_spelling:TensorflowSpelling",
 }
 """Built-in passes, in the order they run where none needs another: name → ``module:object``."""
 

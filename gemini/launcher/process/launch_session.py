@@ -10,7 +10,14 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import TypedDict
 
-    class Session(TypedDict):
+    class SpecialRun(TypedDict, total=False):
+        """Where `gemini compile` records `record_steps` steps, and `gemini check` writes its results."""
+
+        record: str
+        record_steps: int
+        check: str
+
+    class Session(SpecialRun):
         """The options of a run that are used after its start.
 
         The launcher computes `main`, the file of the program; `registered`, the available passes; and `triggers`, of

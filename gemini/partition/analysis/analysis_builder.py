@@ -256,6 +256,8 @@ class _AnalysisBuilder:
     def _notes(self, prediction: StepEstimate) -> Iterable[str]:
         if prediction.note:
             yield prediction.note
+        if "more_stages" in self.partition.facts:
+            yield str(self.partition.facts["more_stages"])
         yield from self._tied_notes()
         estimated = [cost for cost in self.profile if cost.source != "measured"]
         if estimated and self.profile.mode == "measured":

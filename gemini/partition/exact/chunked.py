@@ -49,9 +49,8 @@ def find_fastest_chunks(costs: SegmentCosts, slots: StageSlots) -> ChunkedCuts |
     if first is None:
         return None
     cuts = _CutMoves(costs, slots).balance(list(first.at))
-    tried = [
-        _evaluate(costs, slots, one) for one in (optimize_cuts(costs, slots, cuts), cuts, first.at) if one is not None
-    ]
+    starts = (optimize_cuts(costs, slots, cuts), cuts, first.at)
+    tried = [evaluate_cuts(costs, slots, one) for one in starts if one is not None]
     return min((one for one in tried if one is not None), key=lambda one: one.ms, default=None)
 
 
@@ -65,7 +64,7 @@ def find_narrowest_chunks(found: ChunkedCuts, slots: StageSlots, limit: float) -
     tried = [found]
     for weight in _WEIGHTS:
         cuts = moves.narrow(moves.trade(list(found.at), weight), limit)
-        one = _evaluate(costs, slots, cuts)
+        one = evaluate_cuts(costs, slots, cuts)
         if one is not None and one.ms <= limit * (1 + ROUNDING):
             tried.append(one)
     return min(tried, key=lambda one: (one.cut_mb, one.ms))
@@ -78,12 +77,12 @@ def _are_few(costs: SegmentCosts, slots: StageSlots) -> bool:
 def _enumerate_cuts(costs: SegmentCosts, slots: StageSlots) -> Iterator[ChunkedCuts]:
     """Yield all cuts that fit."""
     for inner in itertools.combinations(range(1, costs.size), len(slots) - 1):
-        one = _evaluate(costs, slots, (0, *inner, costs.size))
+        one = evaluate_cuts(costs, slots, (0, *inner, costs.size))
         if one is not None:
             yield one
 
 
-def _evaluate(costs: SegmentCosts, slots: StageSlots, cuts: Sequence[int]) -> ChunkedCuts | None:
+def evaluate_cuts(costs: SegmentCosts, slots: StageSlots, cuts: Sequence[int]) -> ChunkedCuts | None:
     """Return cuts with their exact time and bytes; None if memory or pins forbid them."""
     problem = costs.problem
     stages = [costs.order[a:b] for a, b in itertools.pairwise(cuts)]

@@ -29,6 +29,7 @@ from gemini.partition.exact.contiguous import (
 from gemini.partition.exact.convex import ConvexStages, find_convex, is_small, stage_domains
 from gemini.partition.exact.device_order import StageSlots, looped_slots, slot_orders
 from gemini.partition.exact.incumbents import match_incumbents
+from gemini.partition.exact.plain_cuts import prefer_plain, worth_searching
 from gemini.partition.exact.prefix_costs import SegmentCosts
 from gemini.partition.infeasible import contradictory_pins
 from gemini.partition.item_orders import item_orders
@@ -50,11 +51,13 @@ class SearchCase:
 
 
 def partition_exact(problem: Problem) -> Assignment:
-    """Return the optimum, or the best solution found with its gap; never slower than the other partitioners."""
+    """Return the optimum, or the best solution found with its gap; never slower than the other partitioners.
+
+    With `noise`, plainer stages that are as fast within it.
+    """
     found = search(problem)
-    enough = bound_ms(problem) * (1 + max(ROUNDING, problem.options.near))
-    is_enough = _time(problem, found) <= enough or not problem.options.rivals
-    return found if is_enough else match_incumbents(problem, found, search)
+    searches = worth_searching(problem, found, bound_ms(problem))
+    return prefer_plain(problem, found, match_incumbents(problem, found, search) if searches else found)
 
 
 def search(problem: Problem) -> Assignment:
@@ -81,10 +84,6 @@ def search(problem: Problem) -> Assignment:
         found.facts["note"] = "only contiguous stages were searched, since OR-tools is not installed"
         return found
     return _search_convex(problem, chosen, cuts, best) or found
-
-
-def _time(problem: Problem, found: Assignment) -> float:
-    return max(problem.times([found.worker_of[stage] for stage in found.stage_of]))
 
 
 def bound_ms(problem: Problem) -> float:

@@ -217,7 +217,11 @@ def _first_call(model: nn.Module, managed: ManagedModel, args: Any, kwargs: Any)
     managed.guards.reads.check(model)  # records values before the first run, which may change some
     try:
         _state.first_call = first_call
-        result = first_call.run(lambda: ORIGINAL_CALL(model, *args, **kwargs))
+        stages = managed.pipelined and managed.pipelined.plans.find_edited_stages(model, args, kwargs)
+        if stages:
+            result = first_call.run(lambda: stages(*args, **kwargs))
+        else:
+            result = first_call.run(lambda: ORIGINAL_CALL(model, *args, **kwargs))
     finally:
         _state.first_call = None
     managed.guards.reads.check(model)  # marks what the call has changed

@@ -18,6 +18,7 @@ from gemini.ir.def_use import rewrite_refs
 from gemini.ir.graph import Graph
 from gemini.ir.pytree import Ref
 from gemini.runtime.deferred.contract import OutputSpec
+from gemini.runtime.pipelined.call_sizes import SizeFamily
 from gemini.runtime.pipelined.measured_schedule import ScheduleTimings
 
 if TYPE_CHECKING:
@@ -94,6 +95,13 @@ class CallKind:
     timings: ScheduleTimings = field(default_factory=ScheduleTimings)
     planning_ms: float = 0.0
     changes: int = 0  # times that its plan was made again
+    family: SizeFamily = field(default_factory=SizeFamily)  # shared by the kinds of calls that differ in sizes alone
+    origin: CallKind | None = None  # the kind whose plan was resized to its sizes, and whose stages it runs
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether it was resized from a plan that has been replaced."""
+        return self.origin is not None and (self.plan is None or self.origin.plan is not self.plan.resized_from)
 
     @property
     def may_change(self) -> bool:
@@ -105,6 +113,7 @@ class CallKind:
             or plan.single_micro_batch_reason
             or plan.branches is not None
             or self.variants
+            or self.origin is not None
         ):
             return False
         if plan.recompute:  # its measured backward includes a forward

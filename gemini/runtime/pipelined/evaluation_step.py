@@ -69,6 +69,7 @@ def request_outputs(  # noqa: PLR0917
         Region.current(),
         shares=shares if kind.shares else (),
         keep=tuple(name for name in dict.fromkeys(prepared.keep) if name),
+        rng_patterns=plan.rng_patterns,
     )
 
 

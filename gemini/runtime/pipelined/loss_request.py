@@ -130,8 +130,7 @@ def is_weighable(splitting: Splitting, number: int) -> bool:
 
 def port_names(plan: StepPlan) -> list[str]:
     """Return the ports of the model's outputs, in the order of the tape; '' where the caller already has the tensor."""
-    results, nodes = plan.build().routes.results, plan.graph.nodes
-    return ["" if nodes[ref.node].is_source else results[ref].name for ref in plan.graph.outputs()]
+    return ["" if port is None else port.name for port in plan.output_ports(plan.build())]
 
 
 def fetch_value(splitting: Splitting, number: int, output: RemoteOutput, weights: Sequence[float] | None = None) -> Any:
@@ -168,6 +167,7 @@ def build_request(
         shares if kind.shares else (),
         {at: ops[place] for at, place in enumerate(prepared.ops) if place in ops},
         prepared.keep,
+        plan.rng_patterns,
     )
     return request, means
 

@@ -31,6 +31,7 @@ from gemini.ir.call_binding import ModelCall, bind
 from gemini.ir.interpreter import GuardBroken
 from gemini.planner.config_planner import Planner
 from gemini.planner.microbatch_split import micro_batch_sizes
+from gemini.planner.step_plan import ONE_MICRO_BATCH
 from gemini.purity.proof import find_impure_argument
 from gemini.random_numbers.host_rng import HostRandomResults
 from gemini.runtime.call_outcome import (
@@ -50,6 +51,7 @@ from gemini.runtime.local_mode import run_locally
 from gemini.runtime.memory.shared_layout import MisplacedTensor
 from gemini.runtime.pipelined.call_obstacles import find_obstacle, find_unsendable
 from gemini.runtime.pipelined.call_signature import CallKind
+from gemini.runtime.pipelined.call_sizes import outline_of, sizes_of
 from gemini.runtime.pipelined.evaluation_step import collect_outputs, prepare_outputs, request_outputs
 from gemini.runtime.pipelined.loss_request import PreparedLoss, build_request, check_numerically, prepare
 from gemini.runtime.pipelined.plan_record import RECORDED_STEPS, save_record
@@ -164,7 +166,7 @@ class PipelinedModel:
         kind, plan = variant, variant.plan
         if plan.forms.own_statistics and samples < 2 * plan.micro_batches:
             return Eager(FallbackReason.ONE_SAMPLE_STATISTICS, args, kwargs)
-        if samples not in kind.output_specs:
+        if not self.plans.has_outputs(kind, samples):
             return PlannedEager(FallbackReason.FIRST_OF_SIZE, args, kwargs, plan=plan, shows=(kind, samples))
         try:
             host_draws = _draw_from_host(plan, model, args, kwargs)
@@ -210,7 +212,9 @@ class PipelinedModel:
         if not isinstance(error, GuardBroken):  # a matter of this batch: its contents take another branch
             self._handle_error(error)
         kind.failures += 1
-        if kind.failures >= _FAILURES:
+        if kind.origin is not None and not isinstance(error, GuardBroken):
+            kind.family.is_fixed, kind.plan = True, None  # from now on every size has a plan of its own
+        elif kind.failures >= _FAILURES:
             kind.plan, kind.reason = None, f"{kind.failures} steps have failed: {describe_failure(error)}"
         self.record_fallback(_describe(error))
 
@@ -289,10 +293,14 @@ class PipelinedModel:
         prepared = kind.prepared.get(key)
         if prepared is None:
             prepared = prepare(kind.plan, tape, root, alive, sizes)
-            if not prepared.reason and not kind.plan.single_micro_batch_reason:
+            loss, shapes = outline_of(tape, root), sizes_of(pending.inputs)
+            if kind.family.is_audited(loss, shapes):
+                kind.verified[id(prepared)] = 1
+            elif not prepared.reason and not kind.plan.single_micro_batch_reason:
                 try:
                     with self.attributes.hide(pending.runner.model):
                         prepared = check_numerically(kind.plan, prepared, pending, tape, root)
+                    kind.family.add_audited(loss, shapes)
                 except SplittingError as error:  # another batch may satisfy the assumptions
                     return self._run_whole_batch(kind, pending, tape, root, str(error))
             kind.prepared[key] = prepared
@@ -373,10 +381,10 @@ class PipelinedModel:
             if plan.tail
             else ""
         )
-        self.journal.record(
-            CallPath.SINGLE_MICROBATCH if plan.single_micro_batch_reason else CallPath.OVERLAPPED,
-            plan.single_micro_batch_reason or whole,
-        )
+        single = plan.single_micro_batch_reason
+        if single == ONE_MICRO_BATCH and plan.shards is not None:
+            single = ""  # shards work at the same time without micro-batches
+        self.journal.record(CallPath.SINGLE_MICROBATCH if single else CallPath.OVERLAPPED, single or whole)
 
     def _executor(self, kind: CallKind, prepared: PreparedLoss) -> Executor:
         known = (one for kinds in self.plans.kinds.values() for one in kinds)

@@ -29,6 +29,12 @@ RECORDED_STEPS = (1, 3, 10, 100, 1000)
 Row = tuple[int, int, int, str, float, float]
 
 
+def _of_first_shards(plan: StepPlan, events: list[TraceEvent]) -> list[TraceEvent]:
+    """Return the events of one shard of every stage, by device of the schedule."""
+    count = plan.shard_count
+    return [event._replace(worker=event.worker // count) for event in events if event.worker % count == 0]
+
+
 def save_record(
     path: Path,
     plan: StepPlan,
@@ -52,7 +58,7 @@ def save_record(
         "profiled_ms": plan.analysis.step_ms,
         "peak_mb": peak_mb,
         "planned": planned_rows(plan),
-        "measured": [{"ms": ms, "rows": measured_rows(events)} for events, ms in steps],
+        "measured": [{"ms": ms, "rows": measured_rows(_of_first_shards(plan, events))} for events, ms in steps],
         "nodes": _node_rows(plan),
         "analysis": plan.analysis.to_json(),
     }

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import re
 import time
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 
 from gemini.capture.module_hooks import without_hooks
 from gemini.errors import GeminiError, ScheduleError
-from gemini.guards.model_version import ModelContents
+from gemini.guards.model_version import ModelContents, read_contents
 from gemini.ir.call_binding import ModelCall, bind
 from gemini.ir.encode import UnsupportedValueError
 from gemini.planner.config_planner import Planner
-from gemini.planner.step_plan import UnplannableError
+from gemini.planner.step_plan import ONE_MICRO_BATCH, UnplannableError
 from gemini.runtime.call_outcome import FallbackReason, describe_failure, describe_planning_error
 from gemini.runtime.deferred import OutputSpec
 from gemini.runtime.deferred.hazard_mode import run_random_calls
@@ -29,6 +31,7 @@ from gemini.runtime.pipelined.call_signature import (
     kind_key,
     quick_key,
 )
+from gemini.runtime.pipelined.call_sizes import MOST_RESIZED
 from gemini.runtime.pipelined.loss_request import port_names
 from gemini.runtime.pipelined.returned_attributes import ReturnedAttributes
 from gemini.runtime.pool.worker_stats import measure_speeds
@@ -37,7 +40,8 @@ from gemini.snapshot.attribute_values import ContentsSnapshot
 from gemini.snapshot.rng_snapshot import preserve_rng_state
 
 if TYPE_CHECKING:
-    from gemini.planner.step_plan import StepPlan
+    from gemini.pipe.piped_model import Piped
+    from gemini.planner.step_plan import ONE_MICRO_BATCH, StepPlan
     from gemini.runtime.eager.placed_model import PlacedModel
     from gemini.runtime.pipelined.step_request import ExecutedStep
 
@@ -50,6 +54,7 @@ _NUMBERS = re.compile(r"\d+")  # sizes, in lines that are logged once
 _FAILED = "planning failed: "
 _CHOOSING = 0.25  # the share of planning that making a plan again takes
 _LEAST_MS = 1000.0  # at least: the first plan may have come from the cache
+_FORWARD = 1 / 3  # the share of a step
 _SAID = 3  # plans that are logged, one line each: varying sizes make many
 _WAYS = 3  # further branches on random numbers that are planned
 
@@ -62,12 +67,16 @@ class PlanTable:
     ) -> None:
         self.managed, self.planner, self.journal, self.attributes = managed, planner, journal, attributes
         self.kinds: dict[Any, list[CallKind]] = {}
+        self.has_edits = False  # stages of a compiled program were edited: they replace the model in this process too
         self.former: list[StepPlan] = []  # for former states of the model
         self.reported: StepPlan | None = None  # the one in the journal
         self.planning_ms = 0.0  # of all plans together
         self._planning_error: Exception | None = None  # of a failed planning
         self._plans_logged = 0  # number of plans that were logged
         self.on_first_step: Callable[[StepPlan], None] | None = None  # called after the first step by a plan
+        self.on_step: Callable[[float], None] | None = None  # called after every step by a plan, with its milliseconds
+        self.plans_at_once = True  # further kinds of calls, too; else once their calls would have repaid it
+        self._calls: Counter[Any] = Counter()  # of kinds that are not planned yet
 
     def find(self, model: nn.Module, roster: ModelContents, call: ModelCall) -> tuple[CallKind, int | None]:
         """Return the kind of a call, and its samples where it has a plan; a new kind is planned."""
@@ -80,6 +89,7 @@ class PlanTable:
             found = self.kinds.get(kind_key(roster, call), [])
             if state is not None and found:
                 state.kinds[short] = found
+        found[:] = [kind for kind in found if not kind.is_stale]
         for kind in found:
             if kind.plan is None:
                 return kind, None
@@ -88,17 +98,65 @@ class PlanTable:
                 if state is not None and exact is not None and len(state.found) < _EXACT:
                     state.found[exact] = KindMatch(kind, kind.plan, samples, found)
                 return kind, samples
+        if (resized := self._resize(model, found, call)) is not None:
+            return resized, resized.samples(call.tensors)
         key = kind_key(roster, call)
-        if reason := self._find_planning_limit(key):
+        if reason := self._find_planning_limit(key) or self._find_unpaid(key, found):
             return CallKind(reason=reason), None
-        known = [kind for kinds in self.kinds.values() for kind in kinds]
+        known = [kind for kinds in self.kinds.values() for kind in kinds if kind.origin is None]
         planned = {id(kind.plan.partition) if kind.plan is not None else id(kind) for kind in known}
         if len(planned) >= _KINDS or len(known) >= _SHAPES:
             return CallKind(reason=f"it is called with more than {len(known)} signatures"), None
         earlier = (*(kind.plan for kind in found if kind.plan is not None), *self.former[::-1])
         made = self._make_plan(model, call, earlier_plans=earlier)
+        if found:
+            made.family = found[0].family
         self.kinds.setdefault(key, []).append(made)
         return made, None if made.plan is None else made.samples(call.tensors)
+
+    def _resize(self, model: nn.Module, found: list[CallKind], call: ModelCall) -> CallKind | None:
+        """Return a kind for sizes that follow from those of planned calls; None where they need a plan of their own."""
+        if len(found) < 2:
+            return None
+        with run_locally(), without_hooks(model), preserve_rng_state():
+            made = found[0].family.find_plan(model, found, call, self.managed.micro_batches)
+        if made is None:
+            return None
+        origin, plan = made
+        kind = CallKind(plan, "", tuple(tuple(tensor.shape) for tensor in call.tensors), family=origin.family)
+        kind.origin, kind.shares = origin, origin.shares
+        resized = [one for one in found if one.origin is not None]
+        if len(resized) >= MOST_RESIZED:
+            found.remove(resized[0])
+        found.append(kind)
+        return kind
+
+    def _find_unpaid(self, key: Any, found: list[CallKind]) -> str:
+        """Return why a further kind of call is not planned yet: its calls so far would not have repaid that.
+
+        The first kind is planned at once, and so is its second size, which makes a plan for all others.
+        """
+        planned = [kind for kind in found if kind.origin is None]
+        shown = self._reported_kind()
+        if self.plans_at_once or shown is None or shown.plan is None:
+            return ""
+        if torch.is_grad_enabled() and len(planned) == 1 and planned[0].plan is not None:
+            return ""
+        self._calls[key] += 1
+        saved_ms = max(shown.plan.analysis.single_ms - shown.plan.step_ms, 0.0)
+        if not torch.is_grad_enabled():
+            saved_ms *= _FORWARD
+        count = sum(kind.origin is None for kinds in self.kinds.values() for kind in kinds)
+        cost_ms = max(self.planning_ms / max(count, 1), _LEAST_MS)
+        return FallbackReason.UNPAID if self._calls[key] * saved_ms < cost_ms else ""
+
+    def find_edited_stages(self, model: nn.Module, args: Any, kwargs: Any) -> Piped | None:
+        """Return the stages of a compiled program that replace a model in its first call: those that were edited."""
+        if not self.has_edits:
+            return None
+        kind, _ = self.find(model, read_contents(model, None), ModelCall(args, kwargs))
+        edited = kind.plan and kind.plan.edited_stages()
+        return edited[0] if edited else None
 
     def _find_planning_limit(self, key: Any) -> str:
         """Return why calls that differ from others in plain values only are not planned any more; '' where they are."""
@@ -132,9 +190,11 @@ class PlanTable:
         """Drop a plan after the script has changed the model; False where that happens too often."""
         if len(self.former) >= _CHANGES or kind.plan is None:
             return False
-        self.former.append(kind.plan)
+        root = kind.origin or kind
+        if root.plan is not None:
+            self.former.append(root.plan)
         for found in self.kinds.values():
-            found[:] = [one for one in found if one is not kind]
+            found[:] = [one for one in found if one is not root and one.origin is not root]
         return True
 
     def record_step(self, kind: CallKind, ran: ExecutedStep, step_ms: float, samples: int) -> None:
@@ -144,6 +204,8 @@ class PlanTable:
         if self.on_first_step is not None:
             on_first_step, self.on_first_step = self.on_first_step, None
             on_first_step(kind.plan)
+        if self.on_step is not None:
+            self.on_step(step_ms)
         if samples == kind.plan.batch.size:
             kind.timings.add(kind.plan, ran, step_ms, max(_CHOOSING * kind.planning_ms, _LEAST_MS))
         if kind.plan is not self.reported:
@@ -217,6 +279,17 @@ class PlanTable:
             kind.plan, kind.reason = None, FallbackReason.RETURNS_OTHER_TENSORS
             return
         kind.output_specs[samples] = outline
+        kind.family.learn_outputs(kind.plan.graph, outline)
+
+    def has_outputs(self, kind: CallKind, samples: int) -> bool:
+        """Return whether the outputs of a call of this size are known, from a call of this or another size."""
+        assert kind.plan is not None
+        if samples not in kind.output_specs:
+            spec = kind.family.find_output_spec(kind.plan.graph, samples)
+            if spec is None:
+                return False
+            kind.output_specs[samples] = spec
+        return True
 
     def _make_plan(self, model: nn.Module, call: ModelCall, **changes: Any) -> CallKind:
         shapes = tuple(tuple(tensor.shape) for tensor in call.tensors)
@@ -241,12 +314,17 @@ class PlanTable:
         except (UnplannableError, GeminiError) as error:
             reason = describe_planning_error(error)
         except Exception as error:
+            if self.has_edits:  # most likely an error of the edited code
+                raise
             self._planning_error = error  # if the call itself fails too, it is an error of user code
             return CallKind(None, f"{_FAILED}{describe_failure(error)}", shapes)
         else:
             if not self.journal.plan:
                 self._report(plan)
-            if plan.single_micro_batch_reason:
+            if plan.unsharded_reason:
+                text = f"{self.managed.name} runs in undivided stages: {plan.unsharded_reason}"
+                self.managed.record.say(text, once=plan.unsharded_reason)
+            if plan.single_micro_batch_reason and plan.single_micro_batch_reason != ONE_MICRO_BATCH:
                 text = f"{self.managed.name} runs a batch as a single micro-batch: {plan.single_micro_batch_reason}"
                 self.managed.record.say(text, once=plan.single_micro_batch_reason)
             self._log_plan(plan, f"planned in {time.perf_counter() - began:.1f} s")

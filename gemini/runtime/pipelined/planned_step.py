@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import nn
@@ -20,6 +21,7 @@ from gemini.runtime.pipelined.call_signature import CallKind
 from gemini.runtime.pipelined.local_microbatches import run_microbatches
 
 if TYPE_CHECKING:
+    from gemini.pipe.piped_model import Piped
     from gemini.runtime.pipelined.pipelined_model import PipelinedModel
 
 
@@ -90,8 +92,17 @@ class PlannedEager(Eager):
 
     def run(self, model: nn.Module, forward: Any) -> Any:
         """Run the call."""
+        edited = self.plan.edited_stages()
         with nullcontext() if self.host_draws is None else self.host_draws.states_of_call():
+            if edited is not None:  # of a compiled program: they replace the model here as well
+                stages = edited[0]
+                run = stages if forward is model else partial(_run_stages, stages, forward)
+                return run(*self.args, **self.kwargs)
             return run_unpipelined(self.plan, model, forward, self.args, self.kwargs)
+
+
+def _run_stages(stages: Piped, forward: Any, *args: Any, **kwargs: Any) -> Any:
+    return stages.run_stages(forward, args, kwargs)
 
 
 def run_unpipelined(plan: StepPlan, model: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import functools
 import itertools
+import marshal
 import weakref
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import astuple
 from functools import partial
 from operator import attrgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -34,9 +35,11 @@ from gemini.runtime.memory.shared_parameters import SharedParameters
 from gemini.runtime.pipelined.broadcast import Broadcast
 from gemini.runtime.pipelined.gradient_layout import GradientLayout, GradientOrder, sum_parts
 from gemini.runtime.pipelined.peer_mesh import connect
+from gemini.runtime.pipelined.shard_groups import dissolve_groups, find_groups, join_groups, sharded_stages
 from gemini.runtime.pipelined.step_request import (
     ExecutedStep,
     ModelStateLike,
+    Patterns,
     PerMicrobatch,
     RemoteOutput,
     RetainedOutputs,
@@ -63,6 +66,9 @@ from gemini.runtime.transport.code_dependencies import collect_user_objects
 from gemini.runtime.transport.module_pickling import strip_uncalled_hooks
 from gemini.step.lower_program import Lowered, lower
 from gemini.step.worker_program import Loss, StepProgram
+
+if TYPE_CHECKING:
+    from gemini.tensor_parallel.shard_plan import ShardPlan
 
 _TRAINING, _TRAINED = attrgetter("training"), attrgetter("requires_grad")
 # Freed programs, sent to workers with the next one: objects are finalized in any thread.
@@ -102,24 +108,27 @@ class Executor:
         shared_parameters: SharedParameters,
         program: StepProgram,
         follow: Callable[[], None] | None = None,
+        shard_plan: ShardPlan | None = None,
     ) -> None:
-        """`follow` updates the stages to the present contents of their model."""
+        """`follow` updates the stages to the present contents of their model; a shard plan tells how they divide."""
         if program.nworkers > len(pool.workers):
             raise InvalidPlanError(
                 f"a plan for {program.nworkers} workers, the pool has {len(pool.workers)}\n"
                 "    → start as many workers, or make a plan for those there are"
             )
         self.pool, self.shared_parameters, self.program, self._follow = pool, shared_parameters, program, follow
+        self.shard_plan, self._groups = shard_plan, find_groups(program)
         self.workers = pool.workers[: program.nworkers]
         self._broadcast = Broadcast(self.workers)
         self.number = next(_numbers)
         self._lowered: dict[Hashable, tuple[int, Lowered]] = {}
-        self._last_kind: tuple[Loss | None, tuple[int, Lowered]] | None = None
+        self._last_kind: tuple[Loss | None, Any, tuple[int, Lowered]] | None = None
         self._parts: dict[int, _WorkerPart] = {}
         self._dropped: list[deque[int]] = [deque() for _ in self.workers]
         self._parameters: dict[int, nn.Parameter] = {}
         self._orders: dict[int, GradientOrder] = {}  # of gradients, by kind of step
         self._places: TensorPositions | None = None  # of the tensors of all stages
+        self._are_replaced = False  # whether a worker on another host has new replicas
         self._known_state: ModelStateLike | None = None  # the model state that the workers have
         self._retired = _retired_programs.setdefault(pool, deque())
         call_when_freed(self, partial(self._retired.append, self.number))
@@ -144,6 +153,7 @@ class Executor:
         ]
         self._tensors = [*itertools.chain.from_iterable(self._held)]
         self._ensure_shared()
+        self._are_replaced = False
         for worker in self.workers:
             numbers = self.program.stages_of(worker.index)
             expect_done(
@@ -154,8 +164,8 @@ class Executor:
             modules = {at: strip_uncalled_hooks(stages[at], self.program.called) for at in numbers}
             program = self.program
             expect_done(worker, Stages(
-                worker.next_number(), self.number, modules, program.interfaces, program.recompute, program.rng_patterns,
-                program.once,
+                worker.next_number(), self.number, modules, program.interfaces, program.recompute, program.once,
+                worker.index, sharded_stages(program, worker, stages, self.shard_plan),
             ), "install stages")  # fmt: skip
         held = {id(parameter): parameter for stage in stages for parameter in stage.parameters()}
         for worker in self.workers:
@@ -172,7 +182,8 @@ class Executor:
         if self._places is not None and self._places.hold(have_shapes=have_shapes):
             return
         for worker, held in zip(self.workers, self._held, strict=True):
-            self.shared_parameters.ensure_shared(held, worker.device)
+            has_new = worker.ensure_stages_shared(self.number, held, self.shared_parameters)
+            self._are_replaced |= has_new and worker.is_remote
         self._places = TensorPositions(self._tensors)
 
     def _refresh_stages(self, state: ModelStateLike | None) -> bool:
@@ -184,8 +195,10 @@ class Executor:
         if not is_known and self._follow is not None:
             self._follow()
         self._ensure_shared(have_shapes=is_known)
-        if self._moves != self.shared_parameters.relocations or any(
-            snapshot.find_change(is_known) for snapshot in self._snapshots
+        if (
+            self._are_replaced
+            or self._moves != self.shared_parameters.relocations
+            or any(snapshot.find_change(is_known) for snapshot in self._snapshots)
         ):
             self.install(self.stages, self._texts)
             is_known = False
@@ -194,11 +207,13 @@ class Executor:
             self._known_state = state if state is not None and state.holds() and state.covers(modules) else None
         return is_known
 
-    def _kind(self, loss: Loss | None) -> tuple[int, Lowered]:
+    def _kind(self, loss: Loss | None, rng_patterns: Patterns | None) -> tuple[int, Lowered]:
         """Return the tasks of steps with such a loss, or of evaluation without one; they are sent once."""
-        if self._last_kind is not None and self._last_kind[0] is loss:  # identity
-            return self._last_kind[1]
-        key = None if loss is None else loss.signature()
+        last = self._last_kind
+        if last is not None and last[0] is loss and last[1] is rng_patterns:  # identity
+            return last[2]
+        patterns = self.program.rng_patterns if rng_patterns is None else rng_patterns
+        key = None if loss is None else loss.signature(), patterns
         if key not in self._lowered:
             program = self.program if loss is not None or not self.program.is_training else self.program.forward_only()
             lowered = lower(program, loss)
@@ -208,10 +223,10 @@ class Executor:
                 tasks = lowered.tasks[worker.index]
                 expect_done(worker, Tasks(
                     worker.next_number(), number, self.number, worker.index, tasks, lowered.readers, loss,
-                    lowered.loss_stage, lowered.frozen, lowered.tail,
+                    lowered.loss_stage, lowered.frozen, lowered.tail, patterns,
                 ), "install a plan")  # fmt: skip
             self._lowered[key] = number, lowered
-        self._last_kind = loss, self._lowered[key]
+        self._last_kind = loss, rng_patterns, self._lowered[key]
         return self._lowered[key]
 
     def _check_frozen(self) -> None:
@@ -235,15 +250,20 @@ class Executor:
         if request.loss is not None:
             self._check_frozen()
         is_known = self._refresh_stages(request.state)
-        kind, step = self._kind(request.loss), next(_numbers)
+        kind, step = self._kind(request.loss, request.rng_patterns), next(_numbers)
+        join_groups(self.pool, self._groups)
         region = _encode_region(request.region)
         requests = {worker: self._request(worker, request, kind, step, region, is_known) for worker in self.workers}
         self._announce_gradients(kind[0], request)
-        replies = self._broadcast.ask(
-            requests, "run a step", lambda reply: not isinstance(reply, Stepped),
-            lambda number: AbortStep(number, step), request.timeout,
-        )  # fmt: skip
-        self._check(replies)
+        try:
+            replies = self._broadcast.ask(
+                requests, "run a step", lambda reply: not isinstance(reply, Stepped),
+                lambda number: AbortStep(number, step), request.timeout,
+            )  # fmt: skip
+            self._check(replies)
+        except BaseException:
+            dissolve_groups(self.pool)
+            raise
         # In the order of the workers, not of their replies: sums over workers are deterministic.
         return self._result({worker: replies[worker] for worker in self.workers}, request, kind[0], step)
 
@@ -344,7 +364,7 @@ class Executor:
             for number in reply.operands:
                 result.operand_gradients[number] = next(rest)
             result.generator = reply.generator or result.generator
-            result.worker_traces.append((worker.index, reply.trace))
+            result.worker_traces.append((worker.index, _shift_times(reply.trace, worker.clock_offset)))
         order = self._order(kind, layouts, [reply.loose for reply in replies.values()], request)
         result.owners, result.tensors = order.owners, order.by_owner(gradients)
         result.input_gradients = {name: sum_parts(found) for name, found in given.items()}
@@ -352,7 +372,7 @@ class Executor:
         return result
 
     def _order(
-        self, kind: int, layouts: list[GradientLayout], loose: list[list[int]], request: StepRequest
+        self, kind: int, layouts: list[GradientLayout], loose: list[list[tuple[int, int]]], request: StepRequest
     ) -> GradientOrder:
         """Return the parameters of the gradients."""
         known = self._orders.get(kind)
@@ -374,7 +394,7 @@ class Executor:
         names = [*request.keep, *(f"#{number}" for number in (loss.keep if loss is not None else ()))]
         if not names:
             return
-        stay, loss_stage = RetainedOutputs(step, self._dropped), self._kind(loss)[1].loss_stage
+        stay, loss_stage = RetainedOutputs(step, self._dropped), self._kind(loss, request.rng_patterns)[1].loss_stage
 
         def fetch(name: str, how: tuple[Any, ...], stay: RetainedOutputs = stay) -> torch.Tensor:
             return self._fetch(stay.step, name, how, self._find_places(name, loss_stage))
@@ -400,7 +420,15 @@ class Executor:
             stages = {loss_stage}
         else:
             stages = {e.stage for e in self.program.interfaces for port in e.outputs if port.name == name}
-        return sorted({place for (stage, _), place in self.program.where.items() if stage in stages})
+        return sorted({places[0] for (stage, _), places in self.program.where.items() if stage in stages})
+
+
+def _shift_times(trace: bytes, seconds: float) -> bytes:
+    """Return marshalled events in the clock of this process."""
+    if not seconds:
+        return trace
+    events = marshal.loads(trace)
+    return marshal.dumps([(kind, at, mid, begin + seconds, end + seconds) for kind, at, mid, begin, end in events])
 
 
 @functools.lru_cache(maxsize=256)

@@ -17,7 +17,7 @@ def rng_states_for(plan: StepPlan, managed: PlacedModel) -> bytes | list[bytes]:
     """Return the states for a step: the script's own, or one per worker seeded from it; empty without randomness."""
     if not plan.uses_torch_rng:
         return b""
-    devices = [worker.device for worker in managed.pool.workers[: plan.schedule.ndevs]]
+    devices = [worker.device for worker in managed.pool.workers[: plan.nworkers]]
     if any(plan.rng_patterns):
         return get_state(devices[0], _seed_device(devices[0], managed))
     seed = int(torch.randint(2**62, ()))

@@ -15,6 +15,7 @@ from gemini.batch_analysis.batch_kinds import Kind, Partial, Replicate, SampleIn
 from gemini.ir.autograd_modes import Region
 from gemini.ir.call_binding import ModelCall
 from gemini.pipe.value_routes import CallerSide
+from gemini.random_numbers.rng_recorder import RandomOpPattern
 from gemini.runtime.devices.finalizers import call_when_freed
 from gemini.runtime.pool.worker_handle import InternalFault
 from gemini.step.worker_program import Loss
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from torch import nn
 
     from gemini.pipe.value_routes import ValueRoutes
+
+
+Patterns = tuple[tuple[RandomOpPattern, ...], ...]
 
 
 class WholeTensor(NamedTuple):
@@ -76,6 +80,7 @@ class StepRequest:
     shares: Sequence[Sequence[Any]] = ()
     op_shares: Mapping[int, Sequence[Any]] = field(default_factory=dict)
     keep: tuple[str, ...] = ()
+    rng_patterns: Patterns | None = None  # of each stage, at the sizes of this step; None: those of the program
     generator: bytes | Sequence[bytes] = b""  # the initial state; or one per worker
     timeout: float = 0.0
     state: ModelStateLike | None = None  # a new object after any change of the model

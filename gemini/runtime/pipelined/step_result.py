@@ -49,9 +49,10 @@ def _of_inputs(
     plan = kind.plan
     assert plan is not None
     places = {id(tensor): at for at, tensor in enumerate(pending.inputs)}
+    piped = plan.build(kind.shares)
     return {
-        places[id(follow(bound, plan.graph.inputs[port.value.node]))]: found[port.name]
-        for port in plan.build(kind.shares).routes.from_call
+        places[id(follow(bound, piped.graph.inputs[port.value.node]))]: found[port.name]
+        for port in piped.routes.from_call
         if port.name in found and isinstance(port.value, Ref)
     }
 

@@ -132,12 +132,13 @@ def build_trace(
     plan: StepPlan, events: Sequence[TraceEvent], step_ms: float, peak_mb: tuple[float, ...] = ()
 ) -> StepTrace:
     """Return the timeline of a step beside its prediction; `peak_mb`: measured per worker, where known."""
-    done = [event for event in events if event.kind in TYPES]
+    # All shards of a stage run an action together: the first stands for them.
+    done = [event for event in events if event.kind in TYPES and event.worker % plan.shard_count == 0]
     first = min(event.begin for event in done)
     copies = replicas(plan.schedule)  # a micro-batch of the schedule is one per replica here
     ran = [
         ExecutedAction(
-            event.worker,
+            event.worker // plan.shard_count,
             Action(event.stage + event.mid % copies * plan.nstages, TYPES[event.kind], event.mid // copies),
             (event.begin - first) * 1e3,
             (event.end - first) * 1e3,

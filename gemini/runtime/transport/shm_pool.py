@@ -15,6 +15,7 @@ The memory is that of a device: anonymous files on a CPU, memory mapped by both 
 from __future__ import annotations
 
 import functools
+import os
 import threading
 from collections import deque
 from collections.abc import Iterable
@@ -55,6 +56,8 @@ class SharedMemoryPool:
         self._used = 0  # bytes of that segment
         self._lock = threading.Lock()
         self.announced = 0  # segments that the receiver can open
+        self._kept: dict[int, int] = {}  # descriptors of segments that several processes write to
+        self._group_free: dict[int, list[Slab]] = {}
 
     def take(self, size: int) -> Slab:
         """Return a slab of at least `size` bytes."""
@@ -71,6 +74,21 @@ class SharedMemoryPool:
             self._used += wanted
             return slab
 
+    def take_for_group(self, size: int) -> Slab:
+        """Return a slab in a segment of its own, which other processes can open, too (`descriptor_of`)."""
+        wanted = round_size(size)
+        with self._lock:
+            free = self._group_free.get(wanted)
+            if free:
+                return free.pop()
+            slab = self._own_segment(wanted)
+            self._kept[slab.segment] = os.dup(self.segments[slab.segment].shared()[1][0])
+            return slab
+
+    def descriptor_of(self, slab: Slab) -> int:
+        """Return the descriptor of a slab of `take_for_group`, to be sent to another process."""
+        return self._kept[slab.segment]
+
     def _own_segment(self, size: int) -> Slab:
         """Return the whole of a new segment as a slab."""
         self.segments.append(self.device.allocate(size))
@@ -80,18 +98,22 @@ class SharedMemoryPool:
         """Take back slabs that the receiver has released."""
         with self._lock:
             for slab in slabs:
-                self._free.setdefault(slab.size, []).append(slab)
+                free = self._group_free if slab.segment in self._kept else self._free
+                free.setdefault(slab.size, []).append(slab)
 
     def forget(self) -> None:
         """Drop all segments: the receiver is gone, and memory is freed with its last tensor."""
         with self._lock:
-            self.segments, self._free = [], {}
+            self.segments, self._free, self._group_free = [], {}, {}
+            for descriptor in self._kept.values():
+                os.close(descriptor)
+            self._kept = {}
             self._shared, self._used, self.announced = None, 0, 0
 
     def trim(self) -> None:
         """Return the memory of free slabs to the system where the device can; they stay usable."""
         with self._lock:
-            for slabs in self._free.values():
+            for slabs in (*self._free.values(), *self._group_free.values()):
                 for slab in slabs:
                     empty = getattr(self.segments[slab.segment], "empty", None)
                     if empty is not None:

@@ -4,7 +4,8 @@ A worker adds the gradient of every micro-batch to one shared buffer. After the 
 of that buffer, not a copy. The buffer returns to the pool when the controller's last tensor on it is freed, so a
 gradient that the script still holds is never overwritten.
 
-Small gradients of one worker share a slab, the *shelf*; it returns when the last of them is freed.
+Small gradients of one worker share a slab, the *shelf*; it returns when the last of them is freed. So do the gradients
+of divided parameters, to which all shards of a group write (`group_gradients`).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from gemini.runtime.transport.link import Link
 from gemini.runtime.transport.shm_pool import ALIGN, Slab
 from gemini.runtime.transport.tensor_header import TensorPart
 from gemini.runtime.transport.tensor_transport import DeviceBuffers
+from gemini.runtime.worker.group_gradients import GroupGradients
 
 _SMALL = 64 << 10  # bytes
 
@@ -56,11 +58,44 @@ class BufferLayout(NamedTuple):
         return BufferLayout(end, small, large)
 
 
+class LooseGradients:
+    """The gradients of one worker in one step, where no memory is shared: they travel like any other tensor."""
+
+    group: GroupGradients | None = None
+
+    def __init__(self, parameters: Iterable[torch.Tensor]) -> None:
+        self._parameters = list(parameters)
+
+    def into(self, parameter: torch.Tensor) -> tuple[torch.Tensor, bool]:
+        """Return the tensor to add to, and whether it is empty and must be overwritten."""
+        had = parameter.grad
+        if had is not None:
+            return had, False
+        made = parameter.grad = torch.empty_like(parameter, requires_grad=False)
+        return made, True
+
+    def adopt(self, parameters: Iterable[torch.Tensor]) -> None:
+        """Do nothing: gradients stay where autograd has allocated them."""
+
+    def is_loose(self, gradient: torch.Tensor) -> bool:  # noqa: ARG002
+        """Whether a gradient travels with the reply: all do."""
+        return True
+
+    def hand_over(self) -> list[SharedGradient]:
+        """Return nothing: all gradients are among the tensors of the reply."""
+        return []
+
+    def discard(self) -> None:
+        """Free the gradients of a failed step."""
+        for parameter in self._parameters:
+            parameter.grad = None
+
+
 class GradientBuffers:
     """The gradients of one worker in one step; also set as `grad` of the parameters, to which autograd adds."""
 
-    def __init__(self, link: Link, layout: BufferLayout) -> None:
-        self.link, self.layout = link, layout
+    def __init__(self, link: Link, layout: BufferLayout, group: GroupGradients | None = None) -> None:
+        self.link, self.layout, self.group = link, layout, group
         self._shared: dict[int, SharedGradient] = {}
         self._shelf: tuple[Slab, torch.Tensor] | None = None
 
@@ -83,6 +118,11 @@ class GradientBuffers:
                 self._allocate(parameter).sum.copy_(made)
 
     def _allocate(self, parameter: torch.Tensor) -> SharedGradient:
+        if self.group is not None and id(parameter) in self.group.layout.parts:
+            header, total = self.group.whole(parameter)
+            shared = self._shared[id(parameter)] = SharedGradient(parameter, total, 0, header)
+            parameter.grad = total
+            return shared
         at, buffers = self._device_buffers(parameter)
         part = None if at else self.layout.small.get(id(parameter))
         if part is None:
@@ -103,6 +143,10 @@ class GradientBuffers:
         devices = enumerate(self.link.transport.buffers)
         return next((at, buffers) for at, buffers in devices if buffers.device.owns(parameter))
 
+    def is_loose(self, gradient: torch.Tensor) -> bool:
+        """Whether a gradient travels with the reply: the controller maps those of dense layout."""
+        return gradient.layout is not torch.strided
+
     def hand_over(self) -> list[SharedGradient]:
         """Return all gradients, which belong to the controller from now on, unless the step fails in another worker."""
         found = list(self._shared.values())
@@ -115,6 +159,8 @@ class GradientBuffers:
         slabs = {
             (shared.device, *slab) for shared in self.hand_over() for slab in tensor_header.slabs_of(shared.header)
         }
+        if self.group is not None:
+            slabs |= {(0, *slab) for slab in self.group.release()}
         for device, *slab in slabs:
             self.link.transport.buffers[device].pool.release([Slab(*slab)])
         self._shared, self._shelf = {}, None

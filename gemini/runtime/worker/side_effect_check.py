@@ -16,7 +16,8 @@ import torch
 from torch import nn
 
 from gemini.guards.module_state import ModuleState
-from gemini.purity.proof import prove_purity
+from gemini.pipe.live_stages import EDITED
+from gemini.purity.proof import PurityProof, prove_purity
 from gemini.runtime.argument_mutations import ArgumentObjects, Contents
 from gemini.runtime.placeholder_tensors import PLACEHOLDER_USED, PlaceholderUse
 from gemini.runtime.transport.serialization import ClassTable
@@ -134,7 +135,7 @@ class WorkerReads:
     """The values outside a module that its code reads, as this worker has them: its forward must not change them."""
 
     def __init__(self, module: nn.Module) -> None:
-        proof = prove_purity(module)
+        proof = PurityProof("", []) if EDITED in vars(module) else prove_purity(module)
         self._reason, self._contents = proof.reason, ContentsSnapshot(entry.now() for entry in proof.entries)
 
     def find_change(self) -> str:

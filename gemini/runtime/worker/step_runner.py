@@ -13,6 +13,7 @@ from __future__ import annotations
 import marshal
 import time
 from collections import deque
+from collections.abc import Mapping
 from contextlib import ExitStack, nullcontext
 from typing import Any, NamedTuple
 
@@ -20,11 +21,12 @@ import torch
 
 from gemini.autograd_engine import accumulate
 from gemini.batch_analysis.tape_interpreter import OpRaised, run_ops
+from gemini.collectives.shard_group import CollectiveMismatchError, ShardGroup, use_group
 from gemini.ir.autograd_modes import Region
 from gemini.random_numbers.rng_state import get_state, set_state
 from gemini.random_numbers.sliced_rng import RandomOpsDiffer, SlicedRandomOps
 from gemini.runtime.step_messages import PeerMessage, Step, Stepped
-from gemini.runtime.worker.gradient_buffers import GradientBuffers
+from gemini.runtime.worker.gradient_buffers import GradientBuffers, LooseGradients
 from gemini.runtime.worker.microbatch_inputs import MicrobatchInputs
 from gemini.runtime.worker.p2p import PeerLinks, StepAborted
 from gemini.runtime.worker.program_state import InstalledProgram, WorkerPlan
@@ -49,7 +51,7 @@ class StepBackup(NamedTuple):
     """The state before a step: buffers, and the gradient buffers to free."""
 
     buffers: list[tuple[LiveStage, list[tuple[int, torch.Tensor]]]]
-    gradients: GradientBuffers
+    gradients: GradientBuffers | LooseGradients
 
     def restore(self) -> None:
         """Restore it."""
@@ -61,20 +63,32 @@ class StepBackup(NamedTuple):
 class StepRunner:
     """One step in one worker."""
 
-    def __init__(self, plan: WorkerPlan, request: Step, peers: PeerLinks, control: Any) -> None:
-        self.plan, self.request, self.peers = plan, request, peers
+    def __init__(
+        self,
+        plan: WorkerPlan,
+        request: Step,
+        peers: PeerLinks,
+        control: Any,
+        groups: Mapping[tuple[int, ...], ShardGroup],
+    ) -> None:
+        self.plan, self.request, self.peers, self.control, self.groups = plan, request, peers, control, groups
         self.program: InstalledProgram = plan.program
         self.device = control.transport.device
         self.mailbox = ValueMailbox(plan.local_readers)
         self.inputs = MicrobatchInputs(request.inputs, request.numbers, request.tensors, request.sizes)
         self.operands = MicrobatchInputs(request.operands, [], request.tensors, request.sizes)
-        self.gradients = GradientBuffers(control, plan.places)
+        shares = control.transport.shares_memory
+        self.gradients: GradientBuffers | LooseGradients = (
+            GradientBuffers(control, plan.places, plan.group_gradients())
+            if shares
+            else LooseGradients(self.program.parameters)
+        )
         self.graphs: dict[tuple[int, int], MicrobatchGraph] = {}
         self.delayed: dict[
             tuple[int, int], deque[DelayedGrad]
         ] = {}  # delayed weight gradients, by stage and micro-batch
         self.input_gradients: dict[tuple[str, int], dict[int, torch.Tensor | None]] = {}  # by port and stage
-        self.outputs: dict[str, dict[int, Any]] = {name: {} for name in request.keep}
+        self.outputs: dict[str, dict[int, Any]] = {name: {} for name in request.keep if plan.reports_output(name)}
         self.root: torch.Tensor | None = None
         self.saved: dict[int, list[tuple[int, torch.Tensor]]] = {}  # buffers of each stage
         self.trace: list[tuple[str, int, int, float, float]] = []
@@ -90,6 +104,10 @@ class StepRunner:
         if self.request.generator:
             set_state(self.request.generator, self.device)
         self.peers.begin(self.request.step, self.mailbox.take)
+        if self.program.shards is not None:
+            self.program.shards.begin(self.groups)
+            if self.gradients.group is not None and self.records:
+                self.gradients.group.begin(self.request.step, self.peers, self.control, self.mailbox)
         self.saved = {number: stage.buffers.save() for number, stage in self.plan.stages.items()}
         for task in self.plan.tasks:
             if task.kind == FORWARD:
@@ -167,6 +185,10 @@ class StepRunner:
             stage.buffers.restore([(at, before) for at, before in self.saved[task.stage] if at in once])
         with ExitStack() as stack:
             self.region.enter(stack, Region.current())
+            group = self._group(task.stage)
+            stack.enter_context(use_group(group))
+            if self.program.shards is not None:
+                stack.enter_context(self.program.shards.check_forward(task.stage, group))
             if self.records:
                 stack.enter_context(STORE.activate())
                 if not saves:
@@ -175,10 +197,15 @@ class StepRunner:
                 if self._random_ops(task.stage):
                     return self._forward_with_rng(task, stage, given, graph)
                 return stage.forward(given, graph)
-            except (Refusal, RandomOpsDiffer, StepAborted):
+            except (Refusal, RandomOpsDiffer, StepAborted, CollectiveMismatchError):
                 raise
             except BaseException as error:
                 raise StageRaised(error, task, stage) from error
+
+    def _group(self, stage: int) -> ShardGroup | None:
+        """Return the group of shards that run a stage; None for a stage with a single one."""
+        shards = self.program.shards
+        return None if shards is None or stage not in shards.members else self.groups[shards.members[stage]]
 
     def _distribute(self, task: Task, made: dict[str, Any]) -> None:
         """Send outputs, store them for local readers, and retain those that may be fetched."""
@@ -203,11 +230,11 @@ class StepRunner:
 
     # ── random numbers ─────────────────────────────────────────────────────────────────────────────────────────
     def _random_ops(self, stage: int) -> Any:
-        return self.program.draws[stage] if self.program.draws else ()
+        return self.plan.draws[stage] if self.plan.draws else ()
 
     def has_state(self, stage: int) -> bool:
         """Return whether the generator state has arrived, if a stage must wait for it."""
-        drawing = self.program.drawing
+        drawing = self.plan.drawing
         if stage not in drawing or stage == drawing[0] or stage in self.sliced_rng:
             return True
         return stage in self.mailbox.states
@@ -221,7 +248,9 @@ class StepRunner:
             state = self.mailbox.states.get(task.stage, self.request.generator)
             if state:
                 set_state(state, self.device)
-            self.sliced_rng[task.stage] = SlicedRandomOps(self._random_ops(task.stage), self.inputs.total)
+            group = self._group(task.stage)
+            shard = (0, 1) if group is None else (group.rank, group.size)
+            self.sliced_rng[task.stage] = SlicedRandomOps(self._random_ops(task.stage), self.inputs.total, shard)
         where = self.inputs.starts[task.mid], self.inputs.sizes[task.mid]
         with self.sliced_rng[task.stage].micro_batch(*((0, self.inputs.total) if task.kind == TAIL else where)):
             made = stage.forward(given, graph)
@@ -230,7 +259,7 @@ class StepRunner:
         return made
 
     def _send_state(self, peer: int, stage: int) -> None:
-        following = self.program.drawing[self.program.drawing.index(stage) + 1]
+        following = self.plan.drawing[self.plan.drawing.index(stage) + 1]
         if peer == self.plan.place:
             self.mailbox.states[following] = self.rng_states[stage]
         else:
@@ -267,7 +296,7 @@ class StepRunner:
         self.root = root.detach().clone() if self.root is None else self.root + root.detach()
         if self.records and root.requires_grad:
             graph.root, graph.root_like = graph_edge(root), root.detach()
-        for number in loss.keep:
+        for number in loss.keep if self.plan.reports(task.stage) else ():
             self.outputs.setdefault(f"#{number}", {})[task.mid] = values[number].detach()
 
     def make_leaf(self, value: Any, name: str, graph: MicrobatchGraph) -> Any:
@@ -317,9 +346,12 @@ class StepRunner:
         """Run autograd from the roots; weight gradients go to `queue`."""
         drawn = self.sliced_rng.get(task.stage) if task.kind != TAIL or self.plan.tail.stage is not None else None
         try:
-            with STORE.collect_into(queue), drawn.recompute() if drawn is not None else nullcontext():
+            drawing = drawn.recompute() if drawn is not None else nullcontext()
+            group, shards = self._group(task.stage), self.program.shards
+            checking = nullcontext() if shards is None else shards.check_backward(task.stage, group)
+            with STORE.collect_into(queue), drawing, use_group(group), checking:
                 accumulate([edge for edge, _ in roots], [gradient for _, gradient in roots])
-        except RandomOpsDiffer:
+        except (RandomOpsDiffer, StepAborted, CollectiveMismatchError):
             raise
         except BaseException as error:
             raise StageRaised(error, task, stage) from error
@@ -359,6 +391,15 @@ class StepRunner:
         self.trace.append(("W", task.stage, task.mid, begin, time.perf_counter()))
 
     # ── the end ────────────────────────────────────────────────────────────────────────────────────────────────
+    def _sum_partial_gradients(self) -> None:
+        """Sum the gradients of which every shard has a part, after the last backward."""
+        shards = self.program.shards
+        for parameter in shards.partial if shards is not None else ():
+            stage = self.program.latest.get(id(parameter), -1)
+            group = self._group(stage)
+            if group is not None and stage in self.plan.stages and parameter.grad is not None:
+                parameter.grad.copy_(group.all_reduce(parameter.grad))
+
     def _report(self) -> Stepped:
         numbers, latest = self.program.numbers, self.program.latest
         leaves = [
@@ -367,9 +408,14 @@ class StepRunner:
             if tensor.requires_grad and id(tensor) not in numbers
         ]
         self.gradients.adopt(self.program.parameters)  # including those that only the loss uses
-        loose = [p for p in self.program.parameters if p.grad is not None and p.grad.layout is not torch.strided]
+        self._sum_partial_gradients()
+        if not any(self.plan.reports(stage) for stage in self.plan.stages):
+            return self._report_nothing()
+        loose = [p for p in self.program.parameters if p.grad is not None and self.gradients.is_loose(p.grad)]
         tensors: list[Any] = [parameter.grad for parameter in loose]
         shared = self.gradients.hand_over()
+        if self.gradients.group is not None and not self.gradients.group.is_handed_over(shared):
+            self.control.transport.buffers[0].pool.release(self.gradients.group.release())
         for parameter in loose:
             parameter.grad = None
         if self.root is not None:
@@ -378,13 +424,25 @@ class StepRunner:
         tensors += [self.inputs.join_gradients(name, self.input_gradients[name, stage]) for name, stage in given]
         operand_gradients = [(number, leaf.grad) for number, leaf in leaves if leaf.grad is not None]
         tensors += [grad for _, grad in operand_gradients]
-        drawing = self.program.drawing
+        drawing = self.plan.drawing
         gradients = [
             (numbers[id(one.parameter)], latest.get(id(one.parameter), 0), (one.device, one.header)) for one in shared
         ]
         return Stepped(
             self.request.number, *self.plan.layout(gradients, self.request.layout),
-            [numbers[id(parameter)] for parameter in loose], self.root is not None, given,
+            [(numbers[id(one)], latest.get(id(one), 0)) for one in loose], self.root is not None, given,
             [number for number, _ in operand_gradients],
             self.rng_states.get(drawing[-1], b"") if drawing else b"", marshal.dumps(self.trace), tensors,
+        )  # fmt: skip
+
+    def _report_nothing(self) -> Stepped:
+        """Return the reply of a shard whose results the first shard of its group reports."""
+        drawing = self.plan.drawing
+        for parameter in self.program.parameters:
+            parameter.grad = None
+        self.gradients.discard()
+        state = self.rng_states.get(drawing[-1], b"") if drawing else b""
+        return Stepped(
+            self.request.number, *self.plan.layout([], self.request.layout), [], False, [], [], state,
+            marshal.dumps(self.trace), [],
         )  # fmt: skip

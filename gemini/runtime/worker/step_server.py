@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import linecache
+import os
 import socket
 import sys
 from typing import Any
 
 from gemini.batch_analysis.microbatch_join import PARTS, combine_parts
 from gemini.capture import torch_flags
+from gemini.collectives.shared_memory_group import SharedMemoryGroup
 from gemini.malloc import keep_freed_memory, trim
 from gemini.pipe.live_stages import load_module
+from gemini.runtime.devices.base import Device
 from gemini.runtime.protocol import Done, Refused
 from gemini.runtime.step_messages import (
     ABORTED,
     AbortStep,
     Connect,
+    ConnectHosts,
     Fetch,
     Fetched,
+    JoinGroup,
     RetirePrograms,
     Sources,
     Stages,
@@ -28,7 +33,11 @@ from gemini.runtime.step_messages import (
 from gemini.runtime.tracebacks import find_scope
 from gemini.runtime.transport.channel import Channel
 from gemini.runtime.transport.code_dependencies import stub_modules
+from gemini.runtime.transport.dist_p2p import P2PChannel
+from gemini.runtime.transport.gloo_channel import GlooChannel
+from gemini.runtime.transport.gloo_pair import GlooPair, MeetingPoint
 from gemini.runtime.transport.link import Link
+from gemini.runtime.transport.remote_link import PeerRemoteLink
 from gemini.runtime.worker.module_server import build_raised
 from gemini.runtime.worker.p2p import PeerLinks, StepAborted
 from gemini.runtime.worker.program_state import InstalledProgram, WorkerPlan
@@ -49,6 +58,7 @@ class StepServer:
         self.programs: dict[int, InstalledProgram] = {}
         self.plans: dict[int, WorkerPlan] = {}
         self.outputs: dict[int, dict[str, dict[int, Any]]] = {}  # by step
+        self.groups: dict[tuple[int, ...], SharedMemoryGroup] = {}  # by the workers that are their shards
         self.last: tuple[int, StepBackup] | None = None  # the last step, which may still be undone
         split_backward_ops.install()
         trim()  # calls of whole batches leave more idle memory than micro-batches need
@@ -72,6 +82,10 @@ class StepServer:
             link = Link(Channel(socket.socket(fileno=descriptors[0])), side=request.side)
             link.set_device(self.control.transport.device)
             self.peers.add(request.peer, link)
+        elif isinstance(request, ConnectHosts):
+            self.peers.add(request.peer, connect_hosts(request, self.control.transport.device))
+        elif isinstance(request, JoinGroup):
+            self._join(request, descriptors[0])
         elif isinstance(request, Sources):
             with stub_modules(request.user_objects):
                 for path, text in request.texts.items():
@@ -84,6 +98,13 @@ class StepServer:
         elif isinstance(request, RetirePrograms):
             self._retire(request.programs)
         return Done(request.number)
+
+    def _join(self, request: JoinGroup, descriptor: int) -> None:
+        """Become a shard of a new group; while it waits for others it takes in messages, which may abort the step."""
+        size = len(request.members)
+        group = SharedMemoryGroup(descriptor, request.rank, size, lambda: self.peers.receive(0))
+        os.close(descriptor)
+        self.groups[request.members] = group
 
     def _register_parameters(self) -> None:
         STORE.set_parameters([parameter for one in self.programs.values() for parameter in one.parameters])
@@ -102,7 +123,7 @@ class StepServer:
         plan.program.apply_state(request.state)
         torch_flags.apply_flags(request.region[-1])
         HOST_RNG.was_used()
-        run = StepRunner(plan, request, self.peers, self.control)
+        run = StepRunner(plan, request, self.peers, self.control, self.groups)
         try:
             reply = self._run(run)
         except StepAborted:
@@ -148,6 +169,14 @@ class StepServer:
         mids = sorted(parts)
         found = [parts[mid] for mid in mids]
         return Fetched(request.number, mids, found if request.how == PARTS else [combine_parts(found, request.how)])
+
+
+def connect_hosts(request: ConnectHosts, device: Device) -> Link:
+    """Return a link to a worker on another host, once it is there, too."""
+    store = MeetingPoint(*request.meeting).join(request.seconds)
+    pair = GlooPair(store, request.side, request.host, request.seconds)
+    channel = GlooChannel(pair, request.key)
+    return PeerRemoteLink(channel, P2PChannel(channel, pair), request.side, device)
 
 
 def _describe_place(raised: StageRaised) -> str:

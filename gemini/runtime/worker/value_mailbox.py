@@ -50,12 +50,16 @@ class ValueMailbox:
         self.values: dict[Key, Any] = {}
         self.gradients: dict[Key, dict[int, torch.Tensor | None]] = {}
         self.states: dict[int, bytes] = {}  # of the generator, by the stage that waits for it
+        self.group_slab: list[int] | None = None  # where the gradients of the group lie
         self._owned: set[int] = set()  # gradients from peers: their memory has no other user
 
     def take(self, message: PeerMessage) -> None:
         """Store a message of a peer."""
         if message.kind == "state":
             self.states[message.mid] = message.state
+            return
+        if message.kind == "buffers":
+            self.group_slab = message.names
             return
         for (name, other), tensor in zip(message.names, message.tensors, strict=True):
             if message.kind == "value":

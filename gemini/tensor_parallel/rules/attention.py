@@ -15,12 +15,12 @@ from gemini.tensor_parallel.shard_query import ShardQuery
 def attention(call: ShardQuery) -> Kind:
     """`(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)`."""
     query, key, value = (call.argument(at, name) for at, name in enumerate(("query", "key", "value")))
+    if query.is_constant and key.is_constant and value.is_constant:
+        raise AnalysisRefused("attention with only its mask divided")
     if call.argument(7, "enable_gqa", False) is True and query.shape[-3] != key.shape[-3]:
         kind = _grouped(call, query, key, value)
     else:
         kind = batch_rule("scaled_dot_product_attention")(call)  # type: ignore[assignment]
-    if isinstance(kind, Replicate):
-        raise AnalysisRefused("attention with only its mask divided")
     if call.random and isinstance(kind, Shard):
         call.mask = kind  # of the scores, whose leading dimensions are those of the result
     return kind

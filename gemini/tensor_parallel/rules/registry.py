@@ -1,7 +1,10 @@
-"""Registry of shard rules: from the short name of an op to its rule, before the batch rules.
+"""Registry of shard rules: from the name of an op to its rule, before the batch rules.
 
 A rule gets a `ShardQuery` with the layouts of its arguments and returns those of the results, or raises
-`AnalysisRefused`.
+`AnalysisRefused`. An installed package registers its rules in modules that it names as entry points:
+
+    [project.entry-points."gemini.shard_rules"]
+    my_ops = "my_package.shard_rules"
 """
 
 from __future__ import annotations
@@ -13,6 +16,9 @@ from typing import TYPE_CHECKING, TypeVar
 
 from gemini.batch_analysis.batch_kinds import Kind
 from gemini.batch_analysis.rules.registry import Rule, find_rule
+from gemini.entry_points import entry_points
+from gemini.errors import ShardingError
+from gemini.tensor_parallel.annotation import Annotation
 
 if TYPE_CHECKING:
     from gemini.tensor_parallel.shard_query import ShardQuery
@@ -20,6 +26,7 @@ if TYPE_CHECKING:
 ShardRule = Callable[["ShardQuery"], Kind | Sequence[Kind]]
 _Any = TypeVar("_Any", bound=ShardRule)
 
+GROUP = "gemini.shard_rules"
 SHARD_RULES: dict[str, ShardRule] = {}
 _PARTS = ("weights", "sums", "attention", "vocabulary_split", "regroup")
 
@@ -34,8 +41,13 @@ def shard_rule(*names: str) -> Callable[[_Any], _Any]:
     return register
 
 
+def annotate(name: str, text: str, *, linear: bool = False) -> None:
+    """Register an annotation, such as `"b s h, h^ o -> b s o"`, as the rule of an op."""
+    SHARD_RULES[name] = Annotation.read(text, linear=linear)
+
+
 def find_shard_rule(name: str) -> ShardRule | None:
-    """Return the shard rule of a short name."""
+    """Return the shard rule of a short name, or of `module:Class` of a custom autograd function."""
     _load()
     return SHARD_RULES.get(name)
 
@@ -51,3 +63,11 @@ def batch_rule(name: str) -> Rule:
 def _load() -> None:
     for part in _PARTS:
         importlib.import_module(f"gemini.tensor_parallel.rules.{part}")
+    for entry in entry_points(GROUP):
+        try:
+            importlib.import_module(entry.value)
+        except Exception as error:
+            raise ShardingError(
+                f"the shard rules {entry.name} ({entry.value}) cannot be imported: {type(error).__name__}: {error}\n"
+                "    → repair or uninstall the package that declares them"
+            ) from error

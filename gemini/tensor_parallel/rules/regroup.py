@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gemini.batch_analysis.batch_kinds import Kind, Shard
+from gemini.batch_analysis.batch_kinds import Kind, Partial, Shard
 from gemini.batch_analysis.op_call import AnalysisRefused, axis
 from gemini.batch_analysis.rules.matmul import contract
 from gemini.batch_analysis.rules.reshape import reshape_shard
@@ -62,3 +62,16 @@ def grouped_mm(call: ShardQuery) -> Kind:
     if isinstance(right.kind, Shard) and right.kind.dim == 0:
         raise AnalysisRefused("a grouped product of divided experts")
     return contract(call, ["tk", "ekn"], "tn", [left, right])
+
+
+@shard_rule("repeat_interleave")
+def repeat_interleave(call: ShardQuery) -> Kind | Sequence[Kind]:
+    """Every entry several times in a row; the size of the result is that of the shard."""
+    value = call.first
+    if isinstance(value.kind, Partial):
+        call.constant((call.args[1:], call.kwargs))
+        return value.kind
+    found = batch_rule("repeat_interleave")(call)
+    if call.kwargs.get("output_size") is not None and axis(call.argument(2, "dim"), value.rank) == found.dim:  # type: ignore[union-attr]
+        call.divide(("k", "output_size"))
+    return found

@@ -43,8 +43,8 @@ def like(call: OpCall) -> Kind | Sequence[Kind]:
     return Replicate() if isinstance(call.first.kind, Partial) else batch_rule("zeros_like")(call)
 
 
-@shard_rule("index_select", "gather", "cumsum", "flip", "roll", "tril", "triu", "pad", "constant_pad_nd", "repeat",
-            "repeat_interleave")  # fmt: skip
+@shard_rule("index_select", "gather", "cumsum", "flip", "roll", "tril", "triu", "pad", "constant_pad_nd",
+            "repeat")  # fmt: skip
 def linear_in_first(call: OpCall) -> Kind | Sequence[Kind]:
     """Linear functions of the first argument."""
     value = call.first

@@ -141,7 +141,7 @@ def test_work_goes_to_the_worker_that_waits_and_nothing_else_changes(
     assert kind is not None
     assert kind.changes >= 1
     assert len(seen) >= 2, seen
-    assert here.pipelined.journal.steps.keys() <= {"overlapped", "dispatched"}
+    assert here.pipelined.journal.steps.keys() <= {"overlapped", "local"}
     assert here.pipelined.steps >= 10
     assert not kind.failures
     assert here.pipelined.plans.reported is kind.plan

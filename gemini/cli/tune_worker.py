@@ -1,0 +1,111 @@
+"""Processes of `gemini tune`: one that captures the model of a script, one that trains a model for a few steps.
+
+python -m gemini.cli.tune_worker capture OUT train.py [arguments]      costs of the first model that trains
+python -m gemini.cli.tune_worker steps OUT STEPS train.py [arguments]  seconds of steps under plain python
+python -m gemini.cli.tune_worker trial OUT CONFIG STEPS TARGET         seconds of every step
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import runpy
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+
+def main(arguments: list[str]) -> int:
+    """Run one of the two."""
+    if arguments[0] == "capture":
+        return capture_script(Path(arguments[1]), arguments[2:])
+    if arguments[0] == "steps":
+        return time_script(Path(arguments[1]), int(arguments[2]), arguments[3:])
+    return run_trial(Path(arguments[1]), Path(arguments[2]), int(arguments[3]), arguments[4])
+
+
+def capture_script(out: Path, program: list[str]) -> int:
+    """Run a script until its largest model is first called with gradients; write the costs of that call."""
+    import torch
+    from torch import nn
+
+    from gemini.tune.local_machine import save_costs
+    from gemini.tune.model_capture import capture_model
+
+    original = nn.Module.__call__
+    state = {"inside": False}
+
+    def called(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        trains = torch.is_grad_enabled() and any(one.requires_grad for one in module.parameters())
+        if state["inside"] or not trains or not module.training or isinstance(module, nn.modules.loss._Loss):
+            return original(module, *args, **kwargs)
+        state["inside"] = True
+        save_costs(capture_model(module, args, kwargs), out)
+        sys.stdout.flush()
+        os._exit(0)
+
+    nn.Module.__call__ = called
+    sys.argv = program
+    sys.path.insert(0, str(Path(program[0]).resolve().parent))
+    runpy.run_path(program[0], run_name="__main__")
+    return 3  # the script ended without training a model
+
+
+def time_script(out: Path, steps: int, program: list[str]) -> int:
+    """Run a script until its optimizer has made that many steps; write the seconds between them."""
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+
+    ends = [time.perf_counter()]
+
+    def stepped(*_: Any) -> None:
+        ends.append(time.perf_counter())
+        out.write_text(json.dumps([late - early for early, late in itertools.pairwise(ends)]), encoding="utf-8")
+        if len(ends) > steps:
+            os._exit(0)
+
+    register_optimizer_step_post_hook(stepped)
+    sys.argv = program
+    sys.path.insert(0, str(Path(program[0]).resolve().parent))
+    runpy.run_path(program[0], run_name="__main__")
+    return 0
+
+
+def run_trial(out: Path, config: Path, steps: int, target: str) -> int:
+    """Train the model of a function for some steps with a configuration; write the seconds of each."""
+    import torch
+
+    import gemini
+    from gemini.cli.profile import make_model
+
+    torch.manual_seed(0)
+    model, batch, keywords = make_model(target)
+    optimizer = torch.optim.SGD((one for one in model.parameters() if one.requires_grad), lr=1e-4)
+    gemini.compile(model, gemini.GeminiConfig.load(config))
+    times = []
+    for _ in range(steps):
+        begin = time.perf_counter()
+        optimizer.zero_grad()
+        loss = reduce_output(model(*batch, **keywords))
+        loss.backward()
+        optimizer.step()
+        float(loss)
+        times.append(time.perf_counter() - begin)
+        out.write_text(json.dumps(times), encoding="utf-8")
+    return 0
+
+
+def reduce_output(output: Any) -> Any:
+    """Return a loss: that of the output where it has one, else the mean of its first tensor."""
+    import torch
+
+    if hasattr(output, "loss") and output.loss is not None:
+        return output.loss
+    while not isinstance(output, torch.Tensor):
+        output = next(iter(output.values() if isinstance(output, dict) else output))
+    return output.float().mean()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

@@ -1,0 +1,100 @@
+"""Shard stages: the plan of a step with every stage divided over several workers.
+
+    StepPlan ─► plan_shards ─► local graph ─► stages of a shard ─► slices of the random numbers
+                layouts        local ops      generated source     masks of one device
+
+A model that cannot be divided keeps its plan, with each stage on the first worker of its group, or runs in the
+controller where it has a single stage; `unsharded_reason` tells the user why.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from gemini.errors import GenerateError, PartitionError, ShardingError
+from gemini.ir.interpreter import GuardBroken
+from gemini.planner.buffer_writes import find_written_buffers
+from gemini.planner.microbatch_split import slice_call
+from gemini.planner.rng_analysis import record_node_rng
+from gemini.planner.step_plan import StepPlan, UnplannableError
+from gemini.random_numbers.random_ops import UnsliceableRandomOp
+from gemini.random_numbers.rng_recorder import RandomOpPattern, match_patterns
+from gemini.tensor_parallel.shard_options import ShardOptions
+from gemini.tensor_parallel.shard_plan import ShardPlan
+from gemini.tensor_parallel.shard_planner import plan_shards
+
+if TYPE_CHECKING:
+    from gemini.planner.plan_request import PlanRequest
+
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+def divide_stages(plan: StepPlan, args: tuple[Any, ...], kwargs: dict[str, Any], request: PlanRequest) -> StepPlan:
+    """Return the plan with its stages on `request.shards` workers each; raises UnplannableError for a single stage."""
+    if request.shards == 1:
+        return plan
+    reason = _find_obstacle(plan)
+    if not reason:
+        try:
+            return _divide(plan, (args, kwargs), request)
+        except (ShardingError, GenerateError, PartitionError, UnplannableError) as error:
+            reason = str(error).partition("\n")[0]
+    if plan.nstages == 1:
+        raise UnplannableError(f"its operators cannot be divided over {request.shards} workers: {reason}")
+    return replace(plan, unsharded_reason=reason)
+
+
+def _find_obstacle(plan: StepPlan) -> str:
+    if plan.tail is not None:
+        return "its loss needs all samples at once"
+    if plan.graph.rolled:
+        return "it loops over samples"
+    devices = {str(tensor.device.type) for tensor in plan.graph.bound_model().parameters()}
+    return f"shards are processes on CPUs, and it is on {min(devices - {'cpu'})}" if devices - {"cpu"} else ""
+
+
+def _divide(plan: StepPlan, call: Arguments, request: PlanRequest) -> StepPlan:
+    shards = plan_shards(plan.graph, request.shards, ShardOptions(dim=request.sharding_dim))
+    if not shards.sharded_share:
+        raise ShardingError(f"no parameter has a dimension that {request.shards} shards divide evenly")
+    patterns = _divided_patterns(plan, shards, call)
+    analysis = replace(plan.analysis, step_ms=plan.analysis.step_ms * _work_share(plan, shards))
+    divided = replace(plan, shards=shards, analysis=analysis, rng_patterns=patterns, _built={})
+    divided.build()
+    return replace(divided, buffers_written_once=find_written_buffers(divided))
+
+
+def _work_share(plan: StepPlan, shards: ShardPlan) -> float:
+    """Return the work of a shard, as a share of that of the whole model."""
+    whole = own = 0.0
+    for cost in plan.profile.nodes:
+        work = cost.forward_ms + cost.backward_ms
+        whole += work
+        own += work if shards.node(cost.id).is_replicated else work / shards.size
+    return own / whole if whole else 1.0
+
+
+def _divided_patterns(plan: StepPlan, shards: ShardPlan, call: Arguments) -> tuple[tuple[RandomOpPattern, ...], ...]:
+    """Return the random numbers of every stage, with the slice that a shard uses."""
+    if not any(node.random for node in plan.graph.nodes):
+        return plan.rng_patterns
+    piped, size = plan.build(), plan.batch.size
+    more, fewer = (3, 2) if size > 2 else (2, 1) if size == 2 else (1, 1)
+    calls = [call if size == 1 else slice_call(*call, plan.batch, 0, count) for count in (more, fewer)]
+    try:
+        first, second = (record_node_rng(piped, one) for one in calls)
+        made = {at: match_patterns(found, more, second[at], fewer) for at, found in first.items()}
+    except (UnsliceableRandomOp, GuardBroken) as error:
+        raise UnplannableError(f"its random numbers cannot be divided: {error}") from error
+    whole = tuple(tuple(one for at in nodes for one in made.get(at, ())) for nodes in plan.partition.stages)
+    if not plan.single_micro_batch_reason and _plain(whole) != _plain(plan.rng_patterns):
+        raise UnplannableError("its random numbers differ between two runs")
+    return tuple(
+        tuple(replace(one, shard=shards.node(at).mask) for at in nodes for one in made.get(at, ()))
+        for nodes in plan.partition.stages
+    )
+
+
+def _plain(patterns: tuple[tuple[RandomOpPattern, ...], ...]) -> list[list[Any]]:
+    return [[(one.name, one.shape, one.dim, one.factor) for one in stage] for stage in patterns]

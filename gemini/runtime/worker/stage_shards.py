@@ -1,0 +1,153 @@
+"""Stage shards: what a stage needs to run as one shard of several: its group, its slices, its own buffers.
+
+A parameter that is divided becomes a leaf on the shard's part of the one shared memory: it changes with every optimizer
+step, and nothing is copied. Buffers that the stage writes are written to shared memory by shard 0 only; the others
+write to copies, which are renewed before each step.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import nn
+
+from gemini.collectives.shard_group import CollectiveMismatchError
+from gemini.tensor_parallel.layouts import Shard
+from gemini.tensor_parallel.local_graph import parameter_slice
+
+if TYPE_CHECKING:
+    from gemini.collectives.shard_group import ShardGroup
+    from gemini.tensor_parallel.layouts import Layout
+
+
+class ShardedStages(NamedTuple):
+    """Sent with the stages of a program: how a worker takes part in them.
+
+    `groups` are the workers of each stage that has several, by shard; `layouts` those of parameters that are not simply
+    whole, by number; `written` the positions of the buffers that a stage writes; `collectives` those of a stage on one
+    micro-batch, forward and at most backward, by name.
+    """
+
+    groups: dict[int, tuple[int, ...]]
+    layouts: dict[int, Any]
+    written: dict[int, tuple[int, ...]]
+    collectives: dict[int, tuple[dict[str, int], dict[str, int]]]
+
+
+def _text(found: Counter[str]) -> str:
+    return ", ".join(f"{count} {name}" for name, count in sorted(found.items())) or "no collectives"
+
+
+@dataclass(frozen=True)
+class ParameterShard:
+    """A divided parameter: the leaf on the shard's slice, and the whole."""
+
+    leaf: nn.Parameter
+    whole: torch.Tensor
+    layout: Layout
+    rank: int
+    size: int
+
+    def of(self, whole: torch.Tensor) -> torch.Tensor:
+        """Return the slice of a tensor like the whole, such as its gradient."""
+        return parameter_slice(whole, self.layout, self.size, self.rank)
+
+
+class StageShards:
+    """The stages of one program, as one worker takes part in them."""
+
+    def __init__(
+        self, message: ShardedStages, place: int, stages: Mapping[int, nn.Module], tensors: Mapping[int, torch.Tensor]
+    ) -> None:
+        self.members = message.groups  # of every stage with several shards
+        self.collectives = message.collectives
+        self.ranks = {stage: workers.index(place) for stage, workers in message.groups.items()}
+        self.slices: dict[int, ParameterShard] = {}  # by identity of the leaf
+        self.partial: list[torch.Tensor] = []  # parameters whose gradients the shards sum after the last backward
+        self.copies: list[tuple[torch.Tensor, torch.Tensor]] = []  # own buffers, and those in shared memory
+        self.writes_buffers = {stage for stage, found in message.written.items() if found}
+        self.numbers: dict[int, int] = {}
+        # Torch prefers gradients without gaps; those of slices have the gaps of the whole gradient.
+        warnings.filterwarnings("ignore", "grad and param do not obey the gradient layout contract")
+        for stage, module in sorted(stages.items()):
+            if stage in self.members:
+                self._divide(module, self.ranks[stage], len(self.members[stage]), message.layouts, tensors)
+                if self.ranks[stage]:
+                    self._copy_buffers(module, message.written.get(stage, ()))
+
+    def _divide(
+        self, module: nn.Module, rank: int, size: int, layouts: Mapping[int, Any], tensors: Mapping[int, torch.Tensor]
+    ) -> None:
+        """Replace the divided parameters of a stage by leaves on its slices."""
+        numbers = {id(tensors[number]): number for number in layouts}
+        leaves = {self.numbers[key]: one.leaf for key, one in self.slices.items()}
+        for part in module.modules():
+            for name, whole in part._parameters.items():
+                number = numbers.get(id(whole))
+                if number is None:
+                    continue
+                if not isinstance(layouts[number], Shard):
+                    if all(whole is not one for one in self.partial):
+                        self.partial.append(whole)
+                    continue
+                if number not in leaves:
+                    own = parameter_slice(whole.detach(), layouts[number], size, rank)
+                    leaf = leaves[number] = nn.Parameter(own, whole.requires_grad)
+                    self.slices[id(leaf)] = ParameterShard(leaf, whole, layouts[number], rank, size)
+                    self.numbers[id(leaf)] = number
+                part._parameters[name] = leaves[number]
+
+    def _copy_buffers(self, module: nn.Module, written: Iterable[int]) -> None:
+        """Replace the buffers that a stage writes by copies."""
+        at_risk = {id(one) for at, one in enumerate(module.buffers()) if at in set(written)}
+        copies: dict[int, torch.Tensor] = {}
+        for part in module.modules():
+            for name, buffer in part._buffers.items():
+                if id(buffer) in at_risk:
+                    if id(buffer) not in copies:
+                        copies[id(buffer)] = buffer.detach().clone()
+                        self.copies.append((copies[id(buffer)], buffer))
+                    part._buffers[name] = copies[id(buffer)]
+
+    def reports(self, stage: int) -> bool:
+        """Whether this worker reports the results of a stage that all its shards have: it is the first."""
+        return not self.ranks.get(stage, 0)
+
+    @contextmanager
+    def check_forward(self, stage: int, group: ShardGroup | None) -> Iterator[None]:
+        """Run the forward of a stage inside; raises where it does not run the collectives of the plan."""
+        before = Counter[str]() if group is None else group.counted()
+        yield
+        if group is not None:
+            found, planned = group.counted() - before, self._planned(stage, 0)
+            if found != planned:
+                raise CollectiveMismatchError(f"forward of stage {stage}: {_text(found)}, planned {_text(planned)}")
+
+    @contextmanager
+    def check_backward(self, stage: int, group: ShardGroup | None) -> Iterator[None]:
+        """Run the backward of a stage inside; raises where it runs more collectives than planned.
+
+        A checkpoint inside repeats some of the forward.
+        """
+        before = Counter[str]() if group is None else group.counted()
+        yield
+        if group is not None:
+            found, planned = group.counted() - before, self._planned(stage, 0) + self._planned(stage, 1)
+            if found - planned:
+                raise CollectiveMismatchError(f"backward of stage {stage}: {_text(found)}, planned {_text(planned)}")
+
+    def _planned(self, stage: int, phase: int) -> Counter[str]:
+        return Counter(self.collectives[stage][phase])
+
+    def begin(self, groups: Mapping[tuple[int, ...], ShardGroup]) -> None:
+        """Renew the copies of buffers, before a shard writes the shared ones."""
+        for own, shared in self.copies:
+            own.copy_(shared)
+        for members in dict.fromkeys(self.members[stage] for stage in self.writes_buffers if stage in self.members):
+            groups[members].barrier()

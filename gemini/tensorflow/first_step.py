@@ -1,0 +1,76 @@
+"""First step: the losses and gradients of a twin against those of the untouched graph, on one batch.
+
+Both run in one call, without an update, and read the same random numbers; these become feeds of the step itself, so
+that the generators are where one device would have them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import numpy as np
+
+from gemini.tensorflow.gradient_notes import GradientNote, components
+from gemini.tensorflow.twin_graph import TwinGraph
+from gemini.tensorflow.twin_report import Comparison
+
+_TINY = 1e-30
+
+
+class Runner(Protocol):
+    """Runs tensors of the mirror by name."""
+
+    def run_names(self, names: list[str], ops: tuple[str, ...], fed: Mapping[str, Any]) -> list[Any]:
+        """Return their values."""
+        ...
+
+
+def compare_steps(runner: Runner, twin: TwinGraph, fed: Mapping[str, Any]) -> tuple[dict[str, Any], Comparison]:
+    """Return the random numbers that were drawn, and the comparison."""
+    notes = twin.notes
+    tensors = [tensor for note in notes for tensor in (*note.losses, *note.tensors)]
+    losses = [loss.name for note in notes for loss in note.losses]
+    old = [tensor.name for tensor in tensors]
+    new, _ = twin.resolve(tensors, [])
+    random = twin.pieces.random
+    names = list(dict.fromkeys([*old, *new, *random]))
+    found = dict(zip(names, runner.run_names(names, (), fed), strict=True))
+    pairs = {name: (found[name], found[other]) for name, other in zip(old, new, strict=True)}
+    one, other = (float(np.sum([np.sum(pairs[name][at], dtype=float) for name in losses])) for at in (0, 1))
+    error, worst = _gradient_error(notes, pairs)
+    return {name: found[name] for name in random}, Comparison(one, other, error, worst)
+
+
+def _gradient_error(notes: tuple[GradientNote, ...], pairs: Mapping[str, tuple[Any, Any]]) -> tuple[float, str]:
+    """Return the largest error relative to the largest entry of its gradient, and the variable it belongs to.
+
+    A gradient that is zero but for rounding is measured by the largest entry of all.
+    """
+    dense = {}
+    for note in notes:
+        for source, gradient in zip(note.sources, note.gradients, strict=True):
+            if gradient is not None:
+                parts = [pairs[tensor.name] for tensor in components(gradient)]
+                dense[source.op.name] = tuple(_dense([part[at] for part in parts]) for at in (0, 1))
+    largest = max((float(np.max(np.abs(one), initial=0.0)) for one, _ in dense.values()), default=0.0)
+    worst, name = 0.0, ""
+    for variable, (one, other) in dense.items():
+        if one.shape != other.shape:
+            return float("inf"), variable
+        scale = max(float(np.max(np.abs(one), initial=0.0)), 1e-2 * largest, _TINY)
+        error = float(np.max(np.abs(one - other), initial=0.0)) / scale
+        if not error <= worst:
+            worst, name = error, variable
+    return worst, name
+
+
+def _dense(parts: list[Any]) -> Any:
+    """Return a gradient as one array; rows are added up by index."""
+    if len(parts) == 1:
+        return np.asarray(parts[0], dtype=np.float64)
+    rows, indices = np.asarray(parts[0], dtype=np.float64), np.asarray(parts[1])
+    unique, places = np.unique(indices, return_inverse=True)
+    total = np.zeros((len(unique), *rows.shape[1:]))
+    np.add.at(total, places.reshape(-1), rows)
+    return total

@@ -1,0 +1,1 @@
+"""Rules of forward ops: how each runs on pieces of its inputs."""

@@ -1,0 +1,249 @@
+"""Twin graph: one kind of step, on micro-batches and stages, next to the mirror of the script's graph.
+
+forward part     written once more per micro-batch and stage (`forward_pieces`)
+backward part    TensorFlow's own gradients of that
+the rest         clipping, optimizers, averages, summaries: copied when a step fetches them, with the new gradients
+                 in place of the old ones and whole tensors in place of those of the forward part
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gemini.tensorflow.forward_facts import ForwardFacts
+from gemini.tensorflow.forward_pieces import ForwardPieces
+from gemini.tensorflow.gradient_notes import GradientNote, components
+from gemini.tensorflow.mirror_graph import MirrorGraph
+from gemini.tensorflow.node_writer import NodeWriter
+from gemini.tensorflow.rules.registry import RANDOM
+from gemini.tensorflow.split_plan import SplitPlan, SplitRefused
+
+Block = tuple[str, int, int]
+"""`F` or `B`, micro-batch, stage."""
+
+
+@dataclass(frozen=True)
+class StagePlacement:
+    """The stage of every forward op by name, and the device of every stage."""
+
+    stage_of: dict[str, int]
+    devices: tuple[str, ...]
+
+    def __call__(self, name: str) -> tuple[int, str]:
+        """Return the stage of an op and its device."""
+        stage = self.stage_of.get(name, 0)
+        return stage, self.devices[stage]
+
+
+class TwinGraph:
+    """The twin of the steps that reach some notes, for one batch shape."""
+
+    def __init__(  # noqa: PLR0917
+        self, mirror: MirrorGraph, notes: Sequence[GradientNote], facts: ForwardFacts, plan: SplitPlan,
+        placement: StagePlacement, sources: frozenset[str], number: int,
+    ) -> None:  # fmt: skip
+        self.prefix = f"gemini/twin{number}/"
+        self.plan, self.facts = plan, facts
+        self._mirror, self._placement = mirror, placement
+        self.notes = tuple(notes)
+        self._writer = NodeWriter(mirror.graph, self.prefix)
+        self.pieces = ForwardPieces(facts, plan, self._writer, mirror.node_of, placement)
+        self._sources = sources  # tensors that steps feed
+        self._rest_devices: dict[str, str] = {}
+        self._resolved: dict[str, str] = {}  # tensor of the script → tensor of the twin
+        self._copied: dict[str, str] = {}  # op of the script → op of the twin
+        self._depends: dict[str, bool] = {}
+        self.block_of: dict[str, Block] = {}  # op of the twin → block
+        self._block_name = re.compile(re.escape(self.prefix) + r"([FDW])(\d*)/S(\d+)/")
+
+    def build(self) -> None:
+        """Write the forward part and differentiate it."""
+        self.pieces.write()
+        losses = {loss.name: self.pieces.whole(loss.name) for note in self.notes for loss in note.losses}
+        self._resolved.update(losses)
+        self._writer.flush()
+        for op in self._mirror.graph.get_operations():
+            found = self._block_name.match(op.name)
+            if found and found[1] == "F":
+                self.block_of[op.name] = ("F", int(found[2]), int(found[3]))
+        for note in self.notes:
+            self._differentiate(note)
+
+    def _differentiate(self, note: GradientNote) -> None:
+        from tensorflow.python.ops import gradients_impl
+
+        graph = self._mirror.graph
+        before = len(graph.get_operations())
+        tensors = [graph.get_tensor_by_name(self._resolved[loss.name]) for loss in note.losses]
+        sources = [graph.get_tensor_by_name(self._source_name(source)) for source in note.sources]
+        taken = [graph.get_tensor_by_name(name) for name in sorted(self._sources & self.facts.tainted)]
+        with graph.as_default():
+            found = gradients_impl.gradients(
+                tensors, sources, name=self.prefix + "gradients", colocate_gradients_with_ops=True,
+                stop_gradients=taken, **self._arguments(note.arguments),
+            )  # fmt: skip
+        self._place_gradients(graph.get_operations()[before:])
+        self._map_gradients(note, found)
+
+    def _arguments(self, given: dict[str, Any]) -> dict[str, Any]:
+        arguments = {key: value for key, value in given.items() if key not in ("grad_ys", "stop_gradients")}
+        if given.get("stop_gradients"):
+            raise SplitRefused("tf.gradients with stop_gradients")
+        seeds = given.get("grad_ys")
+        if seeds is not None:
+            seeds = list(seeds) if isinstance(seeds, (list, tuple)) else [seeds]
+            if any(seed is not None and (not hasattr(seed, "op") or self._is_dependent(seed.op)) for seed in seeds):
+                raise SplitRefused("tf.gradients with grad_ys that depend on the batch")
+            graph = self._mirror.graph
+            arguments["grad_ys"] = [None if seed is None else graph.get_tensor_by_name(seed.name) for seed in seeds]
+        return arguments
+
+    def _source_name(self, source: Any) -> str:
+        if self.pieces.is_known(source.name) and source.name in self.facts.tainted:
+            raise SplitRefused(f"gradients of {source.name}, which depends on the batch")
+        return str(source.name)
+
+    def _place_gradients(self, ops: Sequence[Any]) -> None:
+        """Give every backward op the block and the device of its forward op."""
+        for op in ops:
+            near = [group.decode().removeprefix("loc:@") for group in op.colocation_groups()]
+            base = next((name for name in near if name != op.name), "")
+            found = self._block_name.search(op.name) or self._block_name.match(base)
+            if found is None:
+                continue
+            if found[1] == "F":
+                self.block_of[op.name] = ("B", int(found[2]), int(found[3]))
+            if not op.device:
+                op._set_device(self._placement.devices[int(found[3])])
+
+    def _map_gradients(self, note: GradientNote, found: Sequence[Any]) -> None:
+        import tensorflow.compat.v1 as tf
+
+        for source, old, new in zip(note.sources, note.gradients, found, strict=True):
+            if old is None:
+                continue
+            if new is None:
+                raise SplitRefused(f"no gradient of {source.name} in the twin")
+            if len(components(old)) == 1 and len(components(new)) == 2:
+                with self._mirror.graph.as_default():
+                    new = tf.convert_to_tensor(new)
+            if len(components(old)) != len(components(new)):
+                raise SplitRefused(f"the gradient of {source.name} has rows in the graph, and none in the twin")
+            for one, other in zip(components(old), components(new), strict=True):
+                self._resolved[one.name] = other.name
+
+    def whole(self, name: str) -> Any:
+        """Return the tensor of the twin that equals one of the forward part."""
+        found = self.pieces.whole(name)
+        self._writer.flush()
+        return self._mirror.graph.get_tensor_by_name(found)
+
+    def count_ops(self) -> dict[str, int]:
+        """Return the number of ops of blocks per device."""
+        counts = dict.fromkeys(self._placement.devices, 0)
+        for _, _, stage in self.block_of.values():
+            counts[self._placement.devices[stage]] += 1
+        return counts
+
+    # ── the rest ───────────────────────────────────────────────────────────────────────────────────────────────────
+    def resolve(self, tensors: Sequence[Any], ops: Sequence[Any]) -> tuple[list[str], list[str]]:
+        """Return the names in the twin of tensors and ops of the script; copies what they need."""
+        for op in self._missing([*(tensor.op for tensor in tensors if tensor.name not in self._resolved), *ops]):
+            self._copy(op)
+        names = [self._tensor_name(tensor.name, tensor.op) for tensor in tensors]
+        targets = [self._op_name(op) for op in ops]
+        self._writer.flush()
+        return names, targets
+
+    def _is_forward(self, op: Any) -> bool:
+        return any(output.name in self.plan.layout_of for output in op.outputs)
+
+    def _is_dependent(self, op: Any) -> bool:
+        """Whether an op depends on the forward part's data or on gradients."""
+        stack = [op]
+        while stack:
+            one = stack[-1]
+            if one.name in self._depends:
+                stack.pop()
+                continue
+            if any(output.name in self.facts.tainted for output in one.outputs) and self._is_forward(one):
+                self._depends[one.name] = True
+                continue
+            if any(output.name in self._resolved for output in one.outputs):
+                self._depends[one.name] = True
+                continue
+            inputs = [tensor.op for tensor in one.inputs if not self._is_source(tensor.name)]
+            inputs += one.control_inputs
+            waiting = [other for other in inputs if other.name not in self._depends]
+            if waiting:
+                stack += waiting
+                continue
+            self._depends[one.name] = any(self._depends[other.name] for other in inputs)
+        return self._depends[op.name]
+
+    def _is_source(self, name: str) -> bool:
+        return name in self._sources
+
+    def _missing(self, ops: Sequence[Any]) -> list[Any]:
+        """Return the dependent ops that are not copied, inputs first."""
+        order: list[Any] = []
+        seen: set[str] = set()
+        stack = [(op, False) for op in ops]
+        while stack:
+            op, is_done = stack.pop()
+            if is_done:
+                order.append(op)
+                continue
+            if op.name in seen or op.name in self._copied or self._is_forward(op) or not self._is_dependent(op):
+                continue
+            seen.add(op.name)
+            stack.append((op, True))
+            stack += [(tensor.op, False) for tensor in op.inputs if tensor.name not in self._resolved]
+            stack += [(control, False) for control in op.control_inputs]
+        return order
+
+    def _copy(self, op: Any) -> None:
+        if op.type in RANDOM:
+            raise SplitRefused(f"the random numbers of {op.name} depend on the batch")
+        inputs = [self._tensor_name(tensor.name, tensor.op) for tensor in op.inputs]
+        controls = [f"^{self._op_name(control)}" for control in op.control_inputs]
+        name = f"{self.prefix}rest/{op.name}"
+        device = self._rest_devices[name] = self._rest_device(op, inputs)
+        self._writer.copy(self._mirror.node_of[op.name], name, [*inputs, *controls], device)
+        self._copied[op.name] = name
+
+    def _rest_device(self, op: Any, inputs: Sequence[str]) -> str:
+        """Return the device of the gradients that an op takes, if it is one; variables place their own ops."""
+        devices = {self._device_of(name) for name, tensor in zip(inputs, op.inputs, strict=True)
+                   if tensor.op.type not in ("Const", "VarHandleOp")} - {""}  # fmt: skip
+        return devices.pop() if len(devices) == 1 else ""
+
+    def _device_of(self, name: str) -> str:
+        base = name.partition(":")[0]
+        if base in self._rest_devices:
+            return self._rest_devices[base]
+        try:
+            return str(self._mirror.graph.get_operation_by_name(base).device)
+        except KeyError:
+            return ""
+
+    def _tensor_name(self, name: str, op: Any) -> str:
+        if name in self._resolved:
+            return self._resolved[name]
+        if self._is_source(name):
+            return name
+        if self._is_forward(op):
+            return self.pieces.whole(name)
+        if op.name in self._copied:
+            return f"{self._copied[op.name]}:{name.partition(':')[2]}"
+        return name
+
+    def _op_name(self, op: Any) -> str:
+        if op.name in self._copied:
+            return self._copied[op.name]
+        if self._is_forward(op) and op.outputs:
+            return self._tensor_name(op.outputs[0].name, op).partition(":")[0]
+        return str(op.name)

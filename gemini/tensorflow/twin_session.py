@@ -1,0 +1,277 @@
+"""Twin session: runs the steps of one session of the script on the mirror of its graph and the twins of its steps.
+
+    session.run(fetches)   no gradients reached      the same ops of the mirror
+                           gradients, first time     twin and untouched graph on the same batch and random numbers,
+                                                     compared without an update; then the step on the twin
+                           gradients                 the twin
+
+The session of the script keeps its graph, its fetches and its errors; a second session, on the mirror, does the work.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from gemini.config.gemini_config import GeminiConfig
+from gemini.errors import GraphError
+from gemini.tensorflow.block_order import order_blocks
+from gemini.tensorflow.first_step import compare_steps
+from gemini.tensorflow.forward_facts import ForwardFacts, forward_ops, read_facts
+from gemini.tensorflow.gradient_notes import GradientNote, notes_of
+from gemini.tensorflow.mirror_graph import MirrorGraph
+from gemini.tensorflow.rules.registry import SOURCES
+from gemini.tensorflow.servers import Servers, servers_for
+from gemini.tensorflow.session_patches import leave
+from gemini.tensorflow.split_plan import BatchSource, SplitRefused, plan_split
+from gemini.tensorflow.stage_cut import CutRequest, cut_stages
+from gemini.tensorflow.stage_schedule import StageSchedule, stage_schedule
+from gemini.tensorflow.twin_graph import StagePlacement, TwinGraph
+from gemini.tensorflow.twin_report import TwinReport, WorkerShare
+
+_NOMINAL = 32  # samples, where stages are cut before a batch is known
+
+
+@dataclass(frozen=True)
+class StepKind:
+    """What a run fetches: the notes whose gradients it reaches, and the ops that take data in."""
+
+    notes: tuple[GradientNote, ...]
+    data: tuple[Any, ...]  # outputs of iterators and queues
+
+
+@dataclass
+class TwinStep:
+    """The twin of a kind of step and batch shape, or none, and its report."""
+
+    twin: TwinGraph | None
+    report: TwinReport
+    is_compared: bool = False
+
+
+class TwinSession:
+    """One session of the script."""
+
+    def __init__(self, session: Any, config: GeminiConfig, record: Callable[[TwinReport], None]) -> None:
+        import tensorflow.compat.v1 as tf
+
+        self._config, self._record = config, record
+        self._servers: Servers = servers_for(config)
+        self._schedule: StageSchedule = stage_schedule(config, len(self._servers.devices.stages))
+        self.mirror = MirrorGraph(session.graph)
+        self._placement = StagePlacement({}, self._stage_devices())
+        self._kinds: dict[Any, StepKind] = {}
+        self._steps: dict[Any, TwinStep] = {}
+        self._settings = self._servers.session_settings(session._config)
+        self._settings.isolate_session_state = self._servers.is_remote
+        _skip_graph_optimizer(self._settings)
+        self.sync()
+        self.session = tf.Session(self._servers.target, self.mirror.graph, self._settings)
+        leave(self.session)
+        self._servers.check_devices(self.session)
+
+    def _stage_devices(self) -> tuple[str, ...]:
+        names = self._servers.devices.names
+        return tuple(names[device][0] for device in self._schedule.device_of)
+
+    # ── graph ──────────────────────────────────────────────────────────────────────────────────────────────────────
+    def sync(self) -> None:
+        """Mirror what the graph of the script has gained; the stages of new ops follow their costs."""
+        notes = notes_of(self.mirror.source)
+        if notes and not self._placement.stage_of:
+            self._placement = replace(self._placement, stage_of=self._cut(notes))
+        placement = self._placement
+        self.mirror.sync({name: placement.devices[stage] for name, stage in placement.stage_of.items()})
+
+    def _cut(self, notes: Sequence[GradientNote]) -> dict[str, int]:
+        losses = [loss for note in notes for loss in note.losses]
+        sources: dict[str, Any] = {}
+        for op in forward_ops(losses, {}) or ():
+            if op.type in SOURCES or op.type in ("Placeholder", "PlaceholderWithDefault"):
+                sources.update((tensor.name, _nominal_shape(tensor)) for tensor in op.outputs)
+        ops = forward_ops(losses, sources)
+        if ops is None:
+            return {}
+        graph = self.mirror.source.as_graph_def()
+        facts = read_facts(ops, sources, graph.library)
+        limit = self._config.memory_limit
+        request = CutRequest(
+            len(self._placement.devices), self._config.partitioner, self._schedule.micro_batches,
+            None if limit is None else limit / (1 << 20), self._config.seed,
+        )  # fmt: skip
+        return cut_stages(facts, request)
+
+    # ── runs ───────────────────────────────────────────────────────────────────────────────────────────────────────
+    def run(
+        self, targets: Sequence[Any], fetches: Sequence[Any], feeds: Mapping[Any, Any], options: Any = None,
+        metadata: Any = None,
+    ) -> list[Any]:  # fmt: skip
+        """Return the values of `fetches`."""
+        self.sync()
+        fed = {key.deref().name if hasattr(key, "deref") else key.name: value for key, value in feeds.items()}
+        with self._servers.explained():
+            kind = self._kind(targets, fetches, fed)
+            names, ops = [tensor.name for tensor in fetches], [op.name for op in targets]
+            if kind.notes:
+                fed |= self._take_data(kind)
+                step = self._step(kind, fed)
+                if step.twin is not None:
+                    names, ops = self._on_twin(step, targets, fetches, fed)
+            return self.run_names(names, ops, fed, options, metadata)
+
+    def run_names(
+        self, names: Sequence[str], ops: Sequence[str], fed: Mapping[str, Any], options: Any = None,
+        metadata: Any = None,
+    ) -> list[Any]:  # fmt: skip
+        """Run tensors and ops of the mirror by name; return the values of the tensors."""
+        graph = self.mirror.graph
+        wanted = [name for name in names if name not in fed]
+        known = {name: value for name, value in fed.items() if name in names}
+        tensors = [graph.get_tensor_by_name(name) for name in wanted]
+        operations = [graph.get_operation_by_name(name) for name in ops]
+        values = {graph.get_tensor_by_name(name).ref(): value for name, value in fed.items()}
+        found = self.session._do_run(None, operations, tensors, values, options, metadata)
+        known.update(zip(wanted, found, strict=True))
+        return [known[name] for name in names]
+
+    def _kind(self, targets: Sequence[Any], fetches: Sequence[Any], fed: Mapping[str, Any]) -> StepKind:
+        key = (
+            tuple(tensor.name for tensor in fetches), tuple(op.name for op in targets), tuple(sorted(fed)),
+            self.mirror.source.version,
+        )  # fmt: skip
+        if key not in self._kinds:
+            reached = _reach([*(tensor.op for tensor in fetches if tensor.name not in fed), *targets], fed)
+            notes = tuple(
+                note for note in notes_of(self.mirror.source) if any(one.op in reached for one in note.tensors)
+            )
+            data = tuple(tensor for op in reached if op.type in SOURCES for tensor in op.outputs)
+            self._kinds[key] = StepKind(notes, data)
+        return self._kinds[key]
+
+    def _take_data(self, kind: StepKind) -> dict[str, Any]:
+        """Run the ops that consume data once, and return what they gave."""
+        names = [tensor.name for tensor in kind.data]
+        return dict(zip(names, self.run_names(names, (), {}), strict=True)) if names else {}
+
+    def _on_twin(
+        self, step: TwinStep, targets: Sequence[Any], fetches: Sequence[Any], fed: dict[str, Any]
+    ) -> tuple[list[str], list[str]]:
+        """Return the names to run on the twin; the first time, its results are compared."""
+        twin = step.twin
+        if twin is None:
+            raise GraphError("no twin")
+        try:
+            names, ops = twin.resolve(fetches, targets)
+        except SplitRefused as refused:
+            self._refuse(step, str(refused))
+            return [tensor.name for tensor in fetches], [op.name for op in targets]
+        sizes = twin.pieces.random_shapes
+        if not step.is_compared:
+            random, comparison = compare_steps(self, twin, {**fed, **sizes})
+            step.is_compared = True
+            step.report = replace(step.report, comparison=comparison)
+            fed |= random
+            if reason := comparison.fault:
+                self._refuse(step, reason)
+                return [tensor.name for tensor in fetches], [op.name for op in targets]
+            self._record(step.report)
+        fed |= {name: value for name, value in sizes.items() if name not in fed}
+        return names, ops
+
+    # ── twins ──────────────────────────────────────────────────────────────────────────────────────────────────────
+    def _step(self, kind: StepKind, fed: Mapping[str, Any]) -> TwinStep:
+        shapes = tuple((name, np.shape(value)) for name, value in sorted(fed.items()))
+        key = (tuple(map(id, kind.notes)), shapes)
+        if key not in self._steps:
+            self._steps[key] = self._build(kind, fed)
+        return self._steps[key]
+
+    def _build(self, kind: StepKind, fed: Mapping[str, Any]) -> TwinStep:
+        began = time.perf_counter()
+        report = TwinReport(kind.notes[0].losses[0].name, _batch_text(fed))
+        try:
+            twin = self._build_twin(kind, fed)
+        except SplitRefused as refused:
+            step = TwinStep(None, report)
+            self._refuse(step, str(refused))
+            return step
+        schedule = order_blocks(twin, self.mirror.graph, self._schedule)
+        shares = tuple(
+            WorkerShare(device, stage, 0, count) for stage, (device, count) in enumerate(twin.count_ops().items())
+        )
+        report = replace(
+            report, stages=len(self._placement.devices), micro_batches=twin.plan.count, schedule=schedule,
+            workers=shares, build_seconds=time.perf_counter() - began,
+        )  # fmt: skip
+        return TwinStep(twin, report)
+
+    def _build_twin(self, kind: StepKind, fed: Mapping[str, Any]) -> TwinGraph:
+        facts, sources = self._facts(kind, fed)
+        plan = plan_split(facts, sources, self._schedule.micro_batches)
+        number = len(self._steps)
+        twin = TwinGraph(self.mirror, kind.notes, facts, plan, self._placement, frozenset(fed), number)
+        twin.build()
+        return twin
+
+    def _facts(self, kind: StepKind, fed: Mapping[str, Any]) -> tuple[ForwardFacts, dict[str, BatchSource]]:
+        losses = [loss for note in kind.notes for loss in note.losses]
+        ops = forward_ops(losses, fed)
+        if ops is None:
+            raise SplitRefused("the forward part has a loop of single ops (control flow of version 1)")
+        used = {tensor.name: tensor for op in ops for tensor in op.inputs if tensor.name in fed}
+        sources = {name: BatchSource(np.shape(fed[name]), _declared(tensor)) for name, tensor in sorted(used.items())}
+        shapes = {name: source.shape for name, source in sources.items()}
+        return read_facts(ops, shapes, self.mirror.library), sources
+
+    def _refuse(self, step: TwinStep, reason: str) -> None:
+        step.twin = None
+        step.report = replace(step.report, reason=reason)
+        if self._config.strict:
+            raise GraphError(f"{step.report.line}\n    → strict=False runs it on one device")
+        self._record(step.report)
+
+    def close(self) -> None:
+        """Close the session on the mirror."""
+        self.session.close()
+
+
+def _skip_graph_optimizer(settings: Any) -> None:
+    """Turn TensorFlow's rewriting of graphs off, unless the script configures it.
+
+    It takes most of the time of the first run of every set of fetches, and finds little in ops of known shapes.
+    """
+    rewriting = settings.graph_options.rewrite_options
+    if not rewriting.ListFields():
+        rewriting.disable_meta_optimizer = True
+
+
+def _reach(ops: Sequence[Any], fed: Mapping[str, Any]) -> dict[Any, None]:
+    """Return all ops that a run executes, in a fixed order."""
+    found: dict[Any, None] = {}
+    stack = list(ops)
+    while stack:
+        op = stack.pop()
+        if op in found:
+            continue
+        found[op] = None
+        stack += [tensor.op for tensor in op.inputs if tensor.name not in fed]
+        stack += op.control_inputs
+    return found
+
+
+def _declared(tensor: Any) -> list[int | None] | None:
+    return tensor.shape.as_list() if tensor.shape.rank is not None else None
+
+
+def _nominal_shape(tensor: Any) -> tuple[int, ...]:
+    sizes = _declared(tensor)
+    return () if sizes is None else tuple(_NOMINAL if size is None else size for size in sizes)
+
+
+def _batch_text(fed: Mapping[str, Any]) -> str:
+    shapes = {np.shape(value) for value in fed.values() if np.ndim(value)}
+    return ", ".join("×".join(map(str, shape)) for shape in sorted(shapes)) or "no feeds"

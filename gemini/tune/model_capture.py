@@ -1,0 +1,74 @@
+"""Model capture: the costs of a model of PyTorch, for the devices of a cluster.
+
+A model whose devices are those of this machine (class `cpu`) is measured node by node; for any other class, or on the
+meta device, times come from the roofline model of the profiler with the rates and efficiencies of the class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from gemini.cluster.cluster_description import Cluster
+from gemini.cluster.device_class import DeviceClass
+from gemini.tune.captured_costs import CapturedCosts, captured_costs
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from gemini.profiling.device_specs import DeviceSpec
+
+_DTYPES = {"bfloat16": ("bf16", "fp16"), "float16": ("fp16", "bf16"), "float32": ("tf32", "fp32"), "float64": ("fp64",)}
+_VECTOR_SHARE = 0.07  # of the matrix rate, for element-wise arithmetic where a class has no rate for fp32
+
+
+def capture_model(
+    model: nn.Module,
+    args: tuple[Any, ...] = (),
+    kwargs: dict[str, Any] | None = None,
+    cluster: Cluster | None = None,
+    *,
+    progress: Callable[[int, int, str], None] | None = None,
+) -> CapturedCosts:
+    """Capture a model on one batch and return its costs on the devices of `cluster` (default: measured here)."""
+    from gemini.capture import capture
+    from gemini.profiling import profile
+
+    graph = capture(model, args, kwargs or {})
+    device = None if cluster is None else cluster.device
+    is_local = device is None or device.name.startswith("cpu")
+    on_meta = next((one.device.type for one in model.parameters()), "cpu") == "meta"
+    analytic = None if device is None or (is_local and not on_meta) else device_spec(device)
+    found = profile(graph, args, kwargs or {}, analytic=analytic, progress=progress, rounds=1 if is_local else 3)
+    return captured_costs(graph, found, count_samples(graph), on_cpu=is_local)
+
+
+def count_samples(graph: Any) -> int:
+    """Return the size of the captured batch."""
+    sizes = [
+        meta.shape[meta.batch_dim] // meta.batch_factor
+        for node in graph
+        if node.kind == "input"
+        for meta in node.outputs.values()
+        if meta.batch_dim is not None and meta.shape
+    ]
+    if sizes:
+        return max(1, int(min(sizes)))
+    shapes = [meta.shape for node in graph if node.kind == "input" for meta in node.outputs.values() if meta.shape]
+    return max(1, int(shapes[0][0])) if shapes else 1
+
+
+def device_spec(device: DeviceClass) -> DeviceSpec:
+    """Return a device class as the profiler describes devices."""
+    from gemini.profiling.device_specs import DeviceSpec
+
+    slowest = min(device.tflops.values())
+    rates = {
+        dtype: next((device.tflops[name] for name in names if name in device.tflops), slowest)
+        for dtype, names in _DTYPES.items()
+    }
+    vector = device.tflops.get("fp32", _VECTOR_SHARE * max(device.tflops.values()))
+    return DeviceSpec(
+        device.name, rates, vector, device.bandwidth_gb, device.memory_gb, device.kernel_us,
+        device.matrix_efficiency, device.memory_efficiency, calibrated=True,
+    )  # fmt: skip

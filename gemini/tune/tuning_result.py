@@ -1,0 +1,184 @@
+"""Tuning result: ranked configurations with reasons, the frontier of time and memory, and what was rejected and why.
+
+A reason compares a configuration with one that differs in a single degree, both by the same formulas:
+
+    tensor 8 instead of 4: 1.8 GiB less, 6.1 % slower (tensor-parallel exchanges +5.4 %)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from gemini.tune.parallel_config import ParallelConfig
+from gemini.tune.search_space import Rejections
+from gemini.tune.step_report import PART_NAMES, duration, size, step_json
+from gemini.tune.step_simulation import StepResult, check_configuration, estimate
+from gemini.tune.tuning_request import SEARCHED, TuningRequest
+
+_KEYS = (*SEARCHED, "devices")
+_NOTABLE = 0.002
+
+
+@dataclass(frozen=True)
+class TuningResult:
+    """The outcome of a search. `ranked` are simulated, best first; `found` are all that fit, by closed form."""
+
+    request: TuningRequest
+    ranked: tuple[StepResult, ...]
+    found: tuple[StepResult, ...]
+    rejections: Rejections
+    seconds: float
+    stopped: bool = False  # by an interrupt: the best so far
+    measured: Mapping[str, float] = field(default_factory=dict)  # seconds of a step, by label, of those that ran
+    notes: tuple[str, ...] = ()
+
+    @property
+    def best(self) -> StepResult:
+        """The chosen configuration."""
+        return self.ranked[0]
+
+    def frontier(self) -> list[StepResult]:
+        """Return the configurations that no other one beats in both time and memory, fastest first."""
+        line: list[StepResult] = []
+        for one in sorted(self.found, key=lambda result: (result.seconds, result.memory.total)):
+            if not line or one.memory.total < line[-1].memory.total * 0.995:
+                line.append(one)
+        return line
+
+    def rank_of(self, config: ParallelConfig) -> float:
+        """Return the share of the found configurations that are faster than this one, by the same formulas."""
+        own = estimate(self.request.model, self.best.cluster, config).seconds
+        return sum(one.seconds < own * (1 - 1e-9) for one in self.found) / max(1, len(self.found))
+
+    def reasons(self, chosen: StepResult) -> list[str]:
+        """Return what each degree of a configuration saves and costs, against its nearest other value."""
+        known = {_key(one.config): one for one in self.found}
+        own = known.get(_key(chosen.config))
+        if own is None:
+            own = next((one for one in self.found if _key(one.config) == _key(_closest(chosen.config))), None)
+        lines = []
+        for name in SEARCHED:
+            other = None if own is None else _neighbour(own, name, self.found)
+            if own is not None and other is not None:
+                lines.append(_compare(name, own, other))
+        return lines
+
+    def explain(self, config: ParallelConfig) -> str:
+        """Return why a configuration was not chosen."""
+        check_configuration(self.request.model, self.best.cluster, config)
+        result = estimate(self.request.model, self.best.cluster, config)
+        if not result.fits:
+            need, have = size(result.memory.total), size(result.memory.capacity)
+            held = max(result.memory.rows, key=lambda row: row[1])
+            return f"{config.label()}: needs {need} per device of {have}, most of it {held[0]} ({size(held[1])})"
+        slower = result.seconds / self.best.seconds - 1
+        terms = _terms(self.best, result)
+        if slower < _NOTABLE:
+            return f"{config.label()}: as fast as the chosen one ({slower:+.1%})"
+        return f"{config.label()}: fits, {slower:.1%} slower than the chosen one" + (f" ({terms})" if terms else "")
+
+    # ── text and data ────────────────────────────────────────────────────────────────────────────────────────────────
+    def table(self, rows: int = 10) -> str:
+        """Return the ranked configurations as text."""
+        best = self.best
+        lines = [
+            f"{self.request.model.name} on {best.config.devices} × {best.cluster.device_names}, "
+            f"batch {best.config.batch}: "
+            f"{len(self.found):,} of {len(self.found) + sum(self.rejections.counts.values()):,} configurations fit, "
+            f"{self.seconds:.1f} s" + (" (interrupted: the best so far)" if self.stopped else ""),
+            "",
+            f"{'':>3}  {'step':>10}  {'slower':>7}  {'MFU':>6}  {'memory':>10}  configuration",
+        ]
+        for place, one in enumerate(self.ranked[:rows], start=1):
+            slower = one.seconds / best.seconds - 1
+            devices = f"{one.config.devices} devices, " if self.request.max_devices else ""
+            layers = f"; {one.describe_layout()}" if one.layout else ""
+            reading = self.measured.get(one.config.label())
+            real = f", measured {duration(reading)}" if reading else ""
+            lines.append(
+                f"{place:>3}  {duration(one.seconds):>10}  {slower:>7.1%}  {one.mfu:>6.1%}  "
+                f"{size(one.memory.total):>10}  {devices}{one.config.label()}{layers}{real}"
+            )
+        lines += ["", "why the first"] + [f"  {line}" for line in self.reasons(best)]
+        if self.rejections.counts:
+            lines += ["", "rejected"]
+            lines += [
+                f"  {count:>8,}  {reason}"
+                + (f", such as {example}" if (example := self.rejections.examples[reason]) else "")
+                for reason, count in self.rejections.counts.most_common(6)
+            ]
+        if self.notes:
+            lines += ["", *self.notes]
+        return "\n".join(lines)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the result as plain values."""
+        return {
+            "seconds": self.seconds,
+            "interrupted": self.stopped,
+            "fitting": len(self.found),
+            "rejected": dict(self.rejections.counts),
+            "measured": dict(self.measured),
+            "ranked": [
+                {**step_json(one), "reasons": self.reasons(one) if one is self.best else []} for one in self.ranked
+            ],
+            "frontier": [
+                {"seconds": one.seconds, "bytes": one.memory.total, "parallel": one.config.to_dict()}
+                for one in self.frontier()
+            ],
+        }
+
+
+def _key(config: ParallelConfig) -> tuple[Any, ...]:
+    return tuple(getattr(config, name) for name in _KEYS)
+
+
+def _closest(config: ParallelConfig) -> ParallelConfig:
+    return replace(config, schedule="zb_h1") if config.schedule == "composed" else config
+
+
+def _neighbour(own: StepResult, name: str, found: tuple[StepResult, ...]) -> StepResult | None:
+    """Return the fastest configuration with the nearest other value of one degree, all others equal if possible."""
+    value = getattr(own.config, name)
+    rest = [key for key in _KEYS if key != name]
+
+    def distance(one: StepResult) -> tuple[float, float, float]:
+        changed = sum(getattr(one.config, key) != getattr(own.config, key) for key in rest)
+        other = getattr(one.config, name)
+        far = abs(other - value) / max(other, value, 1) if isinstance(value, int) else 1.0
+        return (changed, far, one.seconds)
+
+    others = [one for one in found if getattr(one.config, name) != value]
+    if not others:
+        return None
+    nearest = min(others, key=distance)
+    return nearest if distance(nearest)[0] <= 2 else None
+
+
+def _compare(name: str, own: StepResult, other: StepResult) -> str:
+    value, instead = getattr(own.config, name), getattr(other.config, name)
+    shown = ("-".join(value), "-".join(instead)) if isinstance(value, tuple) else (value, instead)
+    memory = own.memory.total - other.memory.total
+    slower = own.seconds / other.seconds - 1
+    amount = f"{size(abs(memory))} {'more' if memory > 0 else 'less'}" if abs(memory) > 2**20 else "the same memory"
+    if abs(slower) < _NOTABLE:
+        speed = "the same time"
+    else:
+        speed = f"{abs(slower):.1%} {'slower' if slower > 0 else 'faster'}"
+    also = [
+        f"{key.replace('_', '-')} {getattr(other.config, key)}"
+        for key in _KEYS
+        if key not in (name, "order") and getattr(other.config, key) != getattr(own.config, key)
+    ]
+    terms = _terms(other, own)
+    text = f"{name.replace('_', '-')} {shown[0]} instead of {shown[1]}"
+    return f"{text}{f' (with {chr(44).join(also)})' if also else ''}: {amount}, {speed}{f' ({terms})' if terms else ''}"
+
+
+def _terms(base: StepResult, other: StepResult) -> str:
+    """Return the two parts of the step that differ most, as shares of the base's step."""
+    changes = {name: (other.parts[name] - base.parts[name]) / base.seconds for name in base.parts}
+    largest = sorted(changes, key=lambda name: -abs(changes[name]))[:2]
+    return ", ".join(f"{PART_NAMES[name]} {changes[name]:+.1%}" for name in largest if abs(changes[name]) >= _NOTABLE)

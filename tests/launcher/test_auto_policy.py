@@ -1,0 +1,95 @@
+"""Auto: phases begin once they fit into Gemini's own time and would have been repaid; verdicts are remembered."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from gemini import GeminiConfig
+from gemini.launcher import auto
+from gemini.launcher.auto import AutoPolicy, Trial
+from gemini.launcher.auto_verdicts import Verdicts
+from gemini.launcher.model_discovery import ModelDiscovery
+from gemini.launcher.own_time import OwnTime
+
+
+def burn(seconds: float) -> None:
+    end = time.process_time() + seconds
+    while time.process_time() < end:
+        pass
+
+
+def test_own_time_grows_with_the_program_and_not_with_itself() -> None:
+    own = OwnTime()
+    before = own.allowed_s
+    with own.measure():
+        burn(0.1)
+    assert own.spent_s >= 0.8
+    assert own.allowed_s - before < 0.01
+    burn(0.2)
+    assert own.allowed_s - before >= 0.009
+    assert own.fits(1.0)
+    assert not own.fits(1.5)
+    own.add(own.seconds_left())
+    assert not own.fits(0.1)
+
+
+def test_a_phase_begins_once_the_calls_so_far_would_have_repaid_it() -> None:
+    trial = Trial(calls=21, ms=20 * 100.0)
+    assert not trial.has_repaid(3.0)
+    trial.least_ms = 50.0
+    assert trial.has_repaid(1.0)
+    assert not trial.has_repaid(1.1)
+
+
+class Twelve(nn.Module):
+    """A step that takes longer than the shortest one that is examined."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        burn(0.025)
+        return self.inner(x)
+
+
+@pytest.fixture
+def policy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> AutoPolicy:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(auto, "count_workers", lambda _: 2)
+    made = AutoPolicy(GeminiConfig(quiet=True, run_folder=str(tmp_path / "run")))
+    made.discovery = ModelDiscovery(made)
+    return made
+
+
+def test_a_run_of_twelve_steps_is_left_alone(policy: AutoPolicy, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[Any] = []
+    monkeypatch.setattr(AutoPolicy, "_examine", lambda *given: begun.append(given) or False)
+    monkeypatch.setattr(Trial, "has_repaid", lambda *_: True)
+    model = Twelve()
+    policy.discovery.register_optimizer(torch.optim.SGD(model.parameters(), 0.1))
+    try:
+        for step in range(14):
+            model(torch.ones(2, 4)).sum().backward()
+            assert bool(begun) == (step > 12), step
+    finally:
+        policy.discovery.stop_watching()
+    assert torch.autograd.backward.__module__ == "torch.autograd"
+    assert len(begun) == 1
+
+
+def test_what_stays_local_is_remembered_for_steps_of_that_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    config = GeminiConfig(quiet=True)
+    Verdicts(config).store(nn.Linear(2, 3), 100.0, "too short")
+    assert Verdicts(config).find(nn.Linear(2, 3), 105.0) == "too short"
+    assert not Verdicts(config).find(nn.Linear(2, 3), 400.0)
+    assert not Verdicts(config).find(nn.Linear(3, 3), 100.0)
+    next((tmp_path / "gemini" / "verdicts").glob("*.json")).write_text("[1]", encoding="utf-8")
+    assert not Verdicts(config).find(nn.Linear(2, 3), 100.0)

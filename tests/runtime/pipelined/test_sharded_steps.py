@@ -1,0 +1,134 @@
+"""Steps on shards equal those of one device: losses, gradients and weights, with dropout."""
+
+import os
+import signal
+import time
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import gemini
+from gemini import GeminiConfig
+from gemini.errors import WorkerError
+from gemini.runtime.interception import dispatch
+
+SHARDS = {"mode": "sharding", "sharding_size": 2}
+HYBRID = {"mode": "hybrid", "pipeline_degree": 2, "sharding_size": 2, "accum_degree": 4}
+CONFIGS = [SHARDS, {**SHARDS, "sharding_dim": 0}, {**SHARDS, "accum_degree": 4}, {**SHARDS, "sharding_size": 4}, HYBRID]
+
+
+class Mixer(nn.Module):
+    """Layers whose weights divide by rows and columns, a divided vocabulary, heads, dropout and a written buffer."""
+
+    def __init__(self, vocabulary: int = 24, width: int = 16, norm: bool = False) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(vocabulary, width)
+        self.q, self.k, self.v, self.o = (nn.Linear(width, width) for _ in range(4))
+        self.norm, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, 32), nn.Linear(32, width)
+        self.drop = nn.Dropout(0.2)
+        self.head = nn.Linear(width, vocabulary, bias=False)
+        self.head.weight = self.embed.weight
+        self.register_buffer("seen", torch.zeros(()))
+        self.bn = nn.BatchNorm1d(width) if norm else None
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.embed(ids)
+        q, k, v = (layer(x).view(*ids.shape, 4, 4).transpose(1, 2) for layer in (self.q, self.k, self.v))
+        mixed = F.scaled_dot_product_attention(q, k, v, dropout_p=0.1 if self.training else 0.0, is_causal=True)
+        x = self.norm(x + self.drop(self.o(mixed.transpose(1, 2).flatten(2))))
+        if self.bn is not None:
+            x = self.bn(x.flatten(0, 1)).view_as(x)
+        if self.training:
+            self.seen += 1
+        return self.head(x + self.drop(self.down(F.gelu(self.up(x)))))
+
+
+def train(model, steps=4, config=None, make=torch.optim.AdamW, clip=0.0):
+    """Losses of some steps, the last gradients, and the state."""
+    if config is not None:
+        gemini.compile(model, GeminiConfig(**config, strict=True))
+    torch.manual_seed(3)
+    optimizer, losses = make(model.parameters(), 1e-2), []
+    for _ in range(steps):
+        ids = torch.randint(24, (8, 6))
+        loss = F.cross_entropy(model(ids).flatten(0, 1), ids.flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        if clip:
+            losses.append(float(nn.utils.clip_grad_norm_(model.parameters(), clip)))
+        optimizer.step()
+        losses.append(loss.item())
+    return losses, {key: one.clone() for key, one in model.state_dict().items()}, float(torch.rand(()))
+
+
+def build(**options):
+    torch.manual_seed(0)
+    return Mixer(**options).double()
+
+
+def paths_of(model):
+    """The path of every call so far."""
+    return dict(dispatch.find_managed(model).journal.paths)
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+def test_training_equals_one_device(config):
+    wanted = train(build(), clip=0.5)
+    model = build()
+    found = train(model, config=config, clip=0.5)
+    assert found[0] == pytest.approx(wanted[0], rel=1e-10)
+    for key, value in wanted[1].items():
+        torch.testing.assert_close(found[1][key], value, rtol=1e-9, atol=1e-11, msg=key)
+    assert found[2] == wanted[2]  # the generator is where one device leaves it
+    plan = dispatch.find_managed(model).journal.plan
+    assert f"{config['sharding_size']} shards" in plan
+
+
+def test_buffers_are_written_once():
+    """Batch normalization in training: statistics of the batch, running averages in shared memory."""
+    wanted, model = train(build(norm=True)), build(norm=True)
+    found = train(model, config=SHARDS)
+    assert found[0] == pytest.approx(wanted[0], rel=1e-10)
+    for key, value in wanted[1].items():
+        torch.testing.assert_close(found[1][key], value, rtol=1e-9, atol=1e-11, msg=key)
+
+
+def test_kept_gradients_are_not_overwritten():
+    model = build()
+    gemini.compile(model, GeminiConfig(**SHARDS, strict=True))
+    kept = []
+    for _ in range(5):
+        ids = torch.randint(24, (8, 6))
+        model.zero_grad()
+        F.cross_entropy(model(ids).flatten(0, 1), ids.flatten()).backward()
+        kept.append((model.up.weight.grad, model.up.weight.grad.clone()))
+    assert all(torch.equal(grad, copy) for grad, copy in kept)
+
+
+def test_an_error_of_the_model_is_that_of_one_device():
+    model = build()
+    gemini.compile(model, GeminiConfig(**SHARDS, quiet=True))
+    for _ in range(3):
+        model(torch.randint(24, (8, 6))).sum().backward()
+    with pytest.raises(IndexError):
+        model(torch.full((8, 6), 99)).sum().backward()
+    before = train(build())[0]
+    assert train(model, config=None)[0] != before  # it still trains
+
+
+def test_a_killed_shard_ends_the_step_at_once():
+    model = build()
+    gemini.compile(model, GeminiConfig(**SHARDS, quiet=True, strict=True))
+    for _ in range(3):
+        model(torch.randint(24, (8, 6))).sum().backward()
+    pool = dispatch.find_managed(model).pool
+    processes = [worker.process for worker in pool.workers]
+    os.kill(processes[1].pid, signal.SIGKILL)
+    began = time.monotonic()
+    with pytest.raises(WorkerError):
+        model(torch.randint(24, (8, 6))).sum().backward()
+    assert time.monotonic() - began < 10
+    pool.stop()
+    assert all(process.poll() is not None for process in processes)

@@ -1,0 +1,82 @@
+"""Gradients are those of one device where values are written in place, or read for their type."""
+
+import pytest
+import torch
+from torch import nn
+
+from tests.tensor_parallel.shard_comparison import planned
+
+pytestmark = pytest.mark.unit
+
+
+class Typed(nn.Module):
+    """A replicated value takes the type of a divided one."""
+
+    def __init__(self):
+        super().__init__()
+        self.gate, self.up, self.down = nn.Linear(16, 1), nn.Linear(16, 64), nn.Linear(64, 16)
+
+    def forward(self, x):
+        wide = self.up(x)
+        return self.down(wide.tanh() * self.gate(x).sigmoid().type_as(wide))
+
+
+class Filled(nn.Module):
+    """A new tensor receives its gradient when it is written."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(16, 64), nn.Linear(64, 16)
+
+    def forward(self, x):
+        made = x.new_empty(x.shape[0], 2, 16)
+        made[:, 0] = x.tanh()
+        made[:, 1] = self.down(self.up(x).tanh())
+        return self.down(self.up(made).relu())
+
+
+class Silent(nn.Module):
+    """A value is read without gradients first, and then with them."""
+
+    def __init__(self):
+        super().__init__()
+        self.router, self.up, self.down = nn.Linear(16, 4), nn.Linear(16, 64), nn.Linear(64, 16)
+
+    def forward(self, x):
+        scores = self.router(x)
+        with torch.no_grad():
+            best = scores.softmax(-1).argmax(-1, keepdim=True)
+        return self.down(self.up(x).tanh()) * scores.softmax(-1).gather(-1, best)
+
+
+class Crossed(nn.Module):
+    """Equivalent layers, of which one reads the same value twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(Mixer() for _ in range(3))
+
+    def forward(self, x):
+        y = x
+        for at, layer in enumerate(self.layers):
+            y = layer(y, x if at else y)
+        return y
+
+
+class Mixer(nn.Module):
+    """One layer of `Crossed`."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(16, 64), nn.Linear(64, 16)
+
+    def forward(self, one, other):
+        return self.down(self.up(one + other).tanh()) * other
+
+
+@pytest.mark.parametrize("model", [Typed, Filled, Silent, Crossed], ids=lambda one: one.__name__)
+@pytest.mark.parametrize("size", [2, 3])
+def test_gradients_are_those_of_one_device(model, size):
+    torch.manual_seed(1)
+    _, plan = planned(model(), torch.randn(3, 16).double(), size=size)
+    assert size == 3 or plan.sharded_share > 0.5

@@ -1,0 +1,146 @@
+"""Programs of TensorFlow 2: numbers of `python`, operations on the servers, and what is refused."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+KERAS = """
+import sys
+import numpy as np, tensorflow as tf, keras
+if "--placement" in sys.argv:
+    tf.debugging.set_log_device_placement(True)
+keras.utils.set_random_seed(1)
+model = keras.Sequential([
+    keras.Input((16,)), keras.layers.Dense(64, activation="relu"), keras.layers.LayerNormalization(),
+    keras.layers.Dropout(0.2), keras.layers.Dense(64, activation="tanh"), keras.layers.Dense(4)])
+model.compile(keras.optimizers.Adam(1e-2, clipnorm=1.0),
+              keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
+data = np.random.RandomState(0)
+x, y = data.rand(40, 16).astype("float32"), data.randint(0, 4, 40)
+history = model.fit(x, y, batch_size=16, epochs=3, verbose=0, validation_split=0.2).history
+for name, values in sorted(history.items()):
+    print(name, " ".join("%.5f" % value for value in values))
+print("evaluate", " ".join("%.5f" % value for value in model.evaluate(x, y, verbose=0)))
+print("predict %.4f" % model.predict(x, verbose=0).sum())
+"""
+TAPES = """
+import tensorflow as tf
+v = tf.Variable(tf.ones([4, 8])); w = tf.Variable(tf.fill([8, 1], 0.1)); table = tf.Variable(tf.ones([5, 4]))
+x = tf.reshape(tf.range(32, dtype=tf.float32), [8, 4]) / 32
+def line(values):
+    print(" ".join("%.6f" % float(one) for one in values))
+
+@tf.function
+def step(ids):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean(tf.square(tf.tanh((x + tf.gather(table, ids)) @ v) @ w - 1.0))
+    for one, gradient in zip((v, w, table), tape.gradient(loss, (v, w, table))):
+        one.assign_sub(0.1 * tf.convert_to_tensor(gradient))
+    return loss
+line(step(tf.range(8) % 5) for _ in range(4))
+
+@tf.function
+def two_losses(x):
+    with tf.GradientTape() as tape:
+        hidden = tf.tanh(x @ v)
+        losses = [tf.square(hidden @ w - 1.0), tf.reduce_mean(hidden)]
+    gradients = tape.gradient(losses, {"v": v, "w": w})
+    return tf.reduce_sum(tf.abs(gradients["v"])), tf.reduce_sum(tf.abs(gradients["w"]))
+line(two_losses(x))
+
+@tf.function
+def partly_recorded(x):
+    hidden = tf.tanh(x @ v)
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean(tf.square(hidden @ w + tf.reduce_sum(v)))
+    gradients = tape.gradient(loss, [v, w])
+    return tf.reduce_sum(tf.abs(gradients[0])), tf.reduce_sum(tf.abs(gradients[1]))
+line(partly_recorded(x))
+
+@tf.function(input_signature=[tf.TensorSpec([None, 4])])
+def any_size(x):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean(tf.square(tf.tanh(x @ v) @ w))
+    return tf.reduce_sum(tape.gradient(loss, v))
+line([any_size(x)])
+"""
+EAGER = """
+import tensorflow as tf
+w = tf.Variable(tf.ones([4, 1])); x = tf.ones([8, 4])
+with tf.GradientTape() as watched:
+    watched.watch(x)
+    y = tf.reduce_sum(x * x)
+print(float(tf.reduce_sum(watched.gradient(y, x))), flush=True)
+with tf.GradientTape() as tape:
+    loss = tf.reduce_mean(tf.square(x @ w))
+tape.gradient(loss, [w])
+"""
+PIPELINE = ("--mode", "pipeline", "--pipeline-degree", "2", "--accum-degree", "4")
+
+
+def run(
+    folder: Path, program: str, *options: str, arguments: tuple[str, ...] = (), level: str = "3"
+) -> tuple[str, str, int]:
+    (folder / "train.py").write_text(program)
+    command = [str(Path(sys.executable).with_name("gemini_python")), *options] if options else [sys.executable]
+    done = subprocess.run(
+        [*command, "train.py", *arguments], cwd=folder, capture_output=True, text=True, timeout=280, check=False,
+        env=os.environ | {"TF_CPP_MIN_LOG_LEVEL": level, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    return done.stdout, done.stderr, done.returncode
+
+
+def assert_same(said: str, alone: str) -> None:
+    """Assert that two outputs have the same words, and the same numbers but for rounding."""
+    assert alone
+    assert re.sub(r"[-\d.]+", "#", said) == re.sub(r"[-\d.]+", "#", alone)
+    numbers = [[float(one) for one in re.findall(r"-?\d+\.\d+", text)] for text in (said, alone)]
+    assert numbers[0] == pytest.approx(numbers[1], rel=2e-5, abs=2e-5)
+
+
+def test_keras_prints_what_it_prints_under_python(tmp_path: Path) -> None:
+    alone, _, _ = run(tmp_path, KERAS)
+    said, errors, code = run(tmp_path, KERAS, *PIPELINE)
+    assert code == 0, errors[-2000:]
+    assert_same(said, alone)
+    notices = [line for line in errors.splitlines() if line.startswith("gemini: ")]
+    assert [re.sub(r"\(.*?\)|operations.*", "", line) for line in notices] == [
+        "gemini: step of compile_loss/sparse_categorical_crossentropy/div_no_nan:0 : stages 2 × shards 1, "
+        "micro-batches 4, schedule 1f1b, "
+    ]
+
+
+@pytest.mark.slow
+def test_the_operations_of_a_stage_run_on_its_server(tmp_path: Path) -> None:
+    said, errors, _ = run(tmp_path, KERAS, *PIPELINE, arguments=("--placement",), level="0")
+    placed = re.findall(r"gemini/twin0/F(\d)/S(\d)/\S*MatMul: \(MatMul\): \S*task:(\d)", said + errors)
+    assert {(piece, stage, task) for piece, stage, task in placed} == {
+        (str(piece), str(stage), str(stage)) for piece in range(4) for stage in range(2)
+    }
+
+
+@pytest.mark.slow
+def test_tapes_in_functions(tmp_path: Path) -> None:
+    alone, _, _ = run(tmp_path, TAPES)
+    said, errors, code = run(tmp_path, TAPES, *PIPELINE)
+    assert code == 0, errors[-2000:]
+    assert len(alone.splitlines()) == 4
+    assert_same(said, alone)
+    notices = [line for line in errors.splitlines() if line.startswith("gemini: ")]
+    assert len(notices) == 4, notices
+    assert all("micro-batches 4" in line for line in notices[:2])
+    assert "was computed outside the tape" in notices[2]
+    assert "traced for batches of any size" in notices[3]
+
+
+def test_an_eager_training_step_is_refused(tmp_path: Path) -> None:
+    said, errors, code = run(tmp_path, EAGER, *PIPELINE)
+    assert (said, code) == ("64.0\n", 1)
+    assert "a training step runs eagerly, which mode pipeline cannot split: a tape outside tf.function" in errors
+    assert "→ put @tf.function on the function with the tape, or run the script with python" in errors
