@@ -12,6 +12,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,8 @@ from gemini.cache.plans import CachedPlan
 from gemini.config.gemini_config import GeminiConfig
 from gemini.errors import GeminiError
 from gemini.launcher.policy import ForcedPolicy
-from gemini.parallel_program.program_files import REASONS, STAGES, write_planned_stages
+from gemini.parallel_program.program_files import REASONS, STAGES, replace_stage_files, write_planned_stages
+from gemini.pipe.piped_model import build_piped
 from gemini.planner.step_planner import step_facts
 from gemini.runtime.run_journal import journaled_models
 
@@ -81,7 +83,13 @@ class RecordingPolicy(ForcedPolicy):
         while (target := home / (name if number == 1 else f"{name}_{number}")).exists():
             number += 1
         planned = CachedPlan(plan.profile, plan.partition, plan.analysis, plan.schedule, plan.recompute)
-        write_planned_stages(target, plan.build(kind.shares), planned, facts)
+        facts = replace(facts, shares=kind.shares, recompute=plan.recompute, shards=plan.shard_count)
+        piped = plan.build(kind.shares)
+        if plan.shards is None:
+            write_planned_stages(target, piped, planned, facts)
+        else:  # the folder describes the model; its stage files are those of a shard
+            write_planned_stages(target, build_piped(plan.graph, plan.profile, plan.partition), planned, facts)
+            replace_stage_files(target, piped.sources)
 
 
 def _installed_kinds(pipelined: PipelinedModel) -> Iterator[CallKind]:

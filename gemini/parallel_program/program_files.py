@@ -26,7 +26,7 @@ from gemini.cache.plans import CachedPlan
 from gemini.errors import ArtifactError, GeminiError
 from gemini.partition.analysis.analysis_result import Analysis
 from gemini.partition.assignment import Partition
-from gemini.pipe.manifest import PARTITION, PROFILE
+from gemini.pipe.manifest import NAME, PARTITION, PROFILE, hash_manifest
 from gemini.pipe.manifest import hash_content as content_hash
 from gemini.pipe.stage_folder import FolderContents, read_folder
 from gemini.profiling.profile_result import Profile
@@ -54,11 +54,11 @@ class StepFacts:
     tail: tuple[int, ...] | None  # nodes that process the whole batch
     shares: tuple[int, ...]  # nodes whose values have a weight per micro-batch
     recompute: bool
-    reason: str = ""  # why the batch is one micro-batch
+    shards: int = 1  # workers of every stage: its files are then the code of each of them
 
     def matches(self, other: StepFacts) -> bool:
         """Whether a plan for these facts serves the others."""
-        return replace(other, shares=self.shares, recompute=self.recompute, reason=self.reason) == self
+        return replace(other, shares=self.shares, recompute=self.recompute, shards=self.shards) == self
 
 
 @dataclass(frozen=True)
@@ -121,6 +121,15 @@ def write_planned_stages(folder: Path, piped: Piped, planned: CachedPlan, facts:
     plan_files.save(planned.schedule, folder / PLAN)
     body = {name: getattr(facts, name) for name in StepFacts.__dataclass_fields__}
     write_json(folder / STEP, {"format": FORMAT, **body, "analysis": planned.analysis.to_json()})
+
+
+def replace_stage_files(folder: Path, sources: dict[str, str]) -> None:
+    """Replace the stage files of a new folder, and their hashes in its manifest."""
+    manifest = json.loads((folder / NAME).read_text(encoding="utf-8"))
+    for name, text in sources.items():
+        (folder / name).write_text(text, encoding="utf-8")
+        manifest["files"][name] = source_hash(text)
+    write_json(folder / NAME, {**manifest, "hash": hash_manifest(manifest)})
 
 
 def read_planned_stages(folder: Path) -> PlannedStages:

@@ -85,7 +85,10 @@ def _find_faults(folder: Path, manifest: dict[str, Any]) -> Iterator[Fault]:
             yield Fault(f"{name} of stage {value['from']} has no gradient, and its runtime returns one", remedy)
         elif value["from"] != "call" and value["to"] and min(value["to"]) <= value["from"]:
             yield Fault(f"{name} goes from stage {value['from']} back to {min(value['to'])}", "it knows one chain")
-    if (folder / STEP).is_file() and json.loads((folder / STEP).read_text(encoding="utf-8"))["tail"]:
+    step = json.loads((folder / STEP).read_text(encoding="utf-8")) if (folder / STEP).is_file() else {}
+    if step.get("shards", 1) > 1:
+        yield Fault(f"its stages are divided over {step['shards']} shards", "it runs a stage on one rank")
+    if step.get("tail"):
         yield Fault("the loss needs all micro-batches at once", "its runtime computes it for each")
     if not _results(manifest, last):
         what = f"stage {last} returns neither a loss nor a single output of the model"

@@ -147,7 +147,7 @@ class StepPlan:
                 partition = replace(partition, stages=self.local.stages)
             numbered = {nodes[node]: at for at, node in enumerate(sorted(wanted))}
             is_local = graph is not self.graph
-            replace_sources = None if self.program is None or is_local else self.program.replace_sources
+            replace_sources = None if self.program is None else self.program.replace_sources
             built = self._built[wanted] = build_piped(graph, self.profile, partition, numbered, replace_sources)
             if is_local:  # local ops do not run in the controller
                 built.call_guard = CallGuard(self.graph)
@@ -183,6 +183,11 @@ class StepPlan:
             if one.edited and (piped := self.build(one.facts.shares)).folder == one.folder:
                 return piped, one.edited
         return None
+
+    def edited_in_process(self) -> Piped | None:
+        """Return the edited stages that replace the model in this process: ops of shards run in workers only."""
+        found = None if self.shards is not None else self.edited_stages()
+        return found and found[0]
 
     @property
     def micro_batches_text(self) -> str:

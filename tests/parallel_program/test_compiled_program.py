@@ -84,8 +84,9 @@ def test_the_folder_is_complete(folder: Path) -> None:
     settings = {"mode": "pipeline", "pipeline_degree": 2, "accum_degree": 2}
     assert json.loads((program / "config.json").read_text()) == settings
     text = (program / "train.py").read_text()
-    assert text.startswith("# Trains a small model.\n") or "# Trains a small model.\n" in text
-    assert "nn.Linear(16, 3))  # the model\n" in text
+    assert "# Trains a small model.\n" in text
+    assert "net = __gemini__.model(nn.Sequential(nn.Linear(6, 16), *" in text
+    assert "nn.Linear(16, 3)))  # the model\n" in text
 
 
 def test_it_prints_what_gemini_python_prints(folder: Path) -> None:
@@ -181,3 +182,21 @@ def test_a_program_without_a_plan_is_refused(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("raise SystemExit(3)\n")
     done = run("gemini", "compile", "train.py", "-o", "parallel", cwd=tmp_path)
     assert "the program ended with exit code 3" in done.stderr
+
+
+@pytest.mark.slow
+def test_stages_of_several_shards_are_compiled_too(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT.replace("*(Block(16) for _ in range(4))", "nn.Tanh()"))
+    (tmp_path / "layers.py").write_text(LAYERS)
+    hybrid = ("--mode", "hybrid", "--sharding-size", "2", "--pipeline-degree", "2", "--accum-degree", "2")
+    done = run("gemini", "compile", "train.py", "-o", "parallel", *hybrid, "--", "6", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "Partial()" in "".join(path.read_text() for path in tmp_path.glob("parallel/stages/*/stage_*.py"))
+    expected = run("gemini_python", *hybrid, "train.py", "6", cwd=tmp_path)
+    done = run("python", "parallel/train.py", "6", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, expected.stdout), done.stderr
+    assert "4 of 6 calls overlapped" in done.stderr
+    assert "generated now" not in done.stderr
+    checked = run("gemini", "check", "parallel", cwd=tmp_path)
+    assert checked.returncode == 0, checked.stdout
+    assert "the code of each of 2 shards" in checked.stdout

@@ -155,8 +155,7 @@ class PlanTable:
         if not self.has_edits:
             return None
         kind, _ = self.find(model, read_contents(model, None), ModelCall(args, kwargs))
-        edited = kind.plan and kind.plan.edited_stages()
-        return edited[0] if edited else None
+        return None if kind.plan is None else kind.plan.edited_in_process()
 
     def _find_planning_limit(self, key: Any) -> str:
         """Return why calls that differ from others in plain values only are not planned any more; '' where they are."""

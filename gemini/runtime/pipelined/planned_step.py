@@ -92,10 +92,9 @@ class PlannedEager(Eager):
 
     def run(self, model: nn.Module, forward: Any) -> Any:
         """Run the call."""
-        edited = self.plan.edited_stages()
+        stages = self.plan.edited_in_process()
         with nullcontext() if self.host_draws is None else self.host_draws.states_of_call():
-            if edited is not None:  # of a compiled program: they replace the model here as well
-                stages = edited[0]
+            if stages is not None:  # of a compiled program: they replace the model here as well
                 run = stages if forward is model else partial(_run_stages, stages, forward)
                 return run(*self.args, **self.kwargs)
             return run_unpipelined(self.plan, model, forward, self.args, self.kwargs)
