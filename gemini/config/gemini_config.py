@@ -169,11 +169,8 @@ class GeminiConfig:
             raise ConfigError(faults)
 
     def _unsupported(self) -> Iterator[Fault]:
-        if self.sharding_dim is not None:
-            yield Fault(
-                f"sharding_dim = {self.sharding_dim}: the planner chooses the dimensions itself",
-                "leave sharding_dim out",
-            )
+        if self.sharding_dim not in (None, 0, -1):
+            yield Fault(f"sharding_dim = {self.sharding_dim}", "give 0 (reduction) or -1 (output), or leave it out")
         if self.worker_count % self.shard_count:
             yield Fault(
                 f"workers = {self.workers} with sharding_size = {self.sharding_size}",

@@ -86,7 +86,7 @@ class ForcedPolicy:
 
         def show(plan: StepPlan) -> None:
             if (model := reference()) is not None:
-                self.show(model, plan, single_ms)
+                self.show(model, plan, single_ms or pipelined.verification.local_ms or None)
 
         pipelined.plans.on_first_step = show
 

@@ -49,7 +49,8 @@ def planner_for(config: GeminiConfig) -> Planner | None:
         from gemini.planner.step_planner import plan_step
 
         request = PlanRequest(
-            workers=config.stage_count, shards=shards, micro_batches=micro_batches,
+            workers=config.stage_count, shards=shards, sharding_dim=config.sharding_dim,
+            micro_batches=micro_batches,
             threads=max(1, len(os.sched_getaffinity(0)) // count),
             partitioner=config.partitioner, schedule=schedule, rng=config.rng, seed=config.seed, quiet=config.quiet,
             memory_limit_mb=None if config.memory_limit is None else config.memory_limit / 2**20,
