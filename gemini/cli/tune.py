@@ -127,7 +127,7 @@ def _local_request(args: argparse.Namespace, bar: ProgressBar) -> TuningRequest:
     bar.step("measure the link between two processes")
     cluster = local_cluster(args.workers, measured_link())
     # Replicas, exchanges of ZeRO and recomputation are not settings of a run on one machine.
-    args.fix = ["kernels=eager", "zero=0", "recompute=none", "context=1", "tensor=1", *args.fix]
+    args.fix = ["kernels=eager", "zero=0", "recompute=none", "context=1", *args.fix]
     made = _make_request(args, model, cluster, args.batch or model.samples)
     return replace(made, max_devices=args.workers, max_replicas=1)
 
