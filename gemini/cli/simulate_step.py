@@ -3,6 +3,7 @@
 gemini simulate --model llama3-70b --cluster h100 --devices 256 --batch 512 --tensor 8 --zero 3 --recompute full
 gemini simulate config.json --devices 1024 --trace step.json --html step.html
 gemini simulate --capture my_models.py:make_bert --cluster a100 --devices 4 --batch 32 --pipeline 4
+gemini simulate --calibrate cuda=h100                    measure the efficiencies of a device class here
 gemini simulate --list                                   the models, devices and clusters that have names
 
 config.json is {"model": …, "cluster": …, "parallel": {"devices": …, "batch": …, "tensor": …}}; flags win over it.
@@ -37,6 +38,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     output.add_argument("--html", type=Path, metavar="FILE", help="write a page with pictures")
     output.add_argument("--trace", type=Path, metavar="FILE", help="write the timeline for https://ui.perfetto.dev")
     output.add_argument("--all-ranks", action="store_true", help="in the timeline: every rank, not one per stage")
+    output.add_argument(
+        "--calibrate",
+        metavar="DEVICE=NAME",
+        help="measure the device class NAME on DEVICE (cuda=h100); print it as JSON",
+    )
     output.add_argument("--list", action="store_true", help="list the models, devices and clusters that have names")
 
 
@@ -74,6 +80,9 @@ def run(args: argparse.Namespace) -> int:
 
     if args.list:
         print(list_names())
+        return 0
+    if args.calibrate:
+        print(json.dumps(calibrate(args.calibrate, args.precision), indent=1))
         return 0
     data = request_data(args)
     with ProgressBar() as bar:
@@ -161,6 +170,19 @@ def capture_with(bar: ProgressBar) -> Any:
             return capture_model(model, batch, keywords, cluster, progress=bar.update)
 
     return capture
+
+
+def calibrate(text: str, precision: str | None) -> dict[str, object]:
+    """Return a device class with efficiencies measured on a device of this machine."""
+    from gemini.cluster.cluster_file import find_device_class
+    from gemini.tune.device_calibration import calibrate_device
+
+    device, equals, name = text.partition("=")
+    if not equals or not device or not name:
+        raise UsageError(f"--calibrate {text!r}\n    → write device=class, as in cuda=h100 or cpu=cpu")
+    base = find_device_class(name)
+    default = "bf16" if device.startswith("cuda") and "bf16" in base.tflops else "fp32"
+    return calibrate_device(base, device, precision or default).to_dict()
 
 
 def list_names() -> str:

@@ -1,11 +1,13 @@
 """Processes of `gemini tune`: one that captures the model of a script, one that trains a model for a few steps.
 
 python -m gemini.cli.tune_worker capture OUT train.py [arguments]      costs of the first model that trains
+python -m gemini.cli.tune_worker steps OUT STEPS train.py [arguments]  seconds of steps under plain python
 python -m gemini.cli.tune_worker trial OUT CONFIG STEPS TARGET         seconds of every step
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import runpy
@@ -19,6 +21,8 @@ def main(arguments: list[str]) -> int:
     """Run one of the two."""
     if arguments[0] == "capture":
         return capture_script(Path(arguments[1]), arguments[2:])
+    if arguments[0] == "steps":
+        return time_script(Path(arguments[1]), int(arguments[2]), arguments[3:])
     return run_trial(Path(arguments[1]), Path(arguments[2]), int(arguments[3]), arguments[4])
 
 
@@ -47,6 +51,25 @@ def capture_script(out: Path, program: list[str]) -> int:
     sys.path.insert(0, str(Path(program[0]).resolve().parent))
     runpy.run_path(program[0], run_name="__main__")
     return 3  # the script ended without training a model
+
+
+def time_script(out: Path, steps: int, program: list[str]) -> int:
+    """Run a script until its optimizer has made that many steps; write the seconds between them."""
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+
+    ends = [time.perf_counter()]
+
+    def stepped(*_: Any) -> None:
+        ends.append(time.perf_counter())
+        out.write_text(json.dumps([late - early for early, late in itertools.pairwise(ends)]), encoding="utf-8")
+        if len(ends) > steps:
+            os._exit(0)
+
+    register_optimizer_step_post_hook(stepped)
+    sys.argv = program
+    sys.path.insert(0, str(Path(program[0]).resolve().parent))
+    runpy.run_path(program[0], run_name="__main__")
+    return 0
 
 
 def run_trial(out: Path, config: Path, steps: int, target: str) -> int:

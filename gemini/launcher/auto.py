@@ -235,6 +235,7 @@ class AutoPolicy(ForcedPolicy):
         """Print the plan of the first pipelined step, and give up workers that are slower than this process was."""
         super()._observe(model, pipelined, single_ms)
         local_ms, taken = self._wall_ms.pop(id(model)), list[float]()
+        pipelined.journal.local_ms = local_ms
 
         def compare(step_ms: float) -> None:
             taken.append(step_ms)

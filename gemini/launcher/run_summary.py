@@ -117,7 +117,10 @@ def _closing_line(model: ModelJournal) -> str:
     if model.step_ms:
         text += f", {_ms(model.step_ms)} per step"
     if model.local_ms:
-        text += f" ({_ms(model.local_ms)} in this process)" if model.step_ms else f", {_ms(model.local_ms)} locally"
+        gain = (
+            f" ({_ms(model.local_ms)} in this process: {model.local_ms / model.step_ms:.2f} ×)" if model.step_ms else ""
+        )
+        text += gain or f", {_ms(model.local_ms)} locally"
     return text
 
 

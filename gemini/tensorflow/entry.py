@@ -8,6 +8,7 @@ reports()                           what was done so far, one value per kind of 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any
@@ -69,11 +70,18 @@ def reports() -> tuple[TwinReport, ...]:
 
 
 def record(report: TwinReport) -> None:
-    """Keep a report, and print its line once."""
+    """Keep a report, and print its line once; a dry run ends with the first."""
     is_new = all(report.line != one.line for one in _reports)
     _reports.append(report)
-    if is_new and _installed and not _installed[0].quiet:
+    if not _installed or not is_new:
+        return
+    (config,) = _installed
+    if not config.quiet:
         log_line(f"gemini: {report.line}")
+    if config.verify:
+        log_line(f"gemini: {report.comparison_line}")
+    if config.dry_run:
+        sys.exit(0)
 
 
 def compile_function(model: Callable[..., Any], config: GeminiConfig) -> Callable[..., Any]:

@@ -10,10 +10,12 @@ from dataclasses import replace
 
 from gemini.errors import GeminiError
 from gemini.schedule.composer import Composer
+from gemini.schedule.link_costs import Links
 from gemini.schedule.placements import placement
 from gemini.schedule.simulate import simulate as execute
 from gemini.tune.layer_cost import CostModel
 from gemini.tune.pipeline_run import PipelineRun
+from gemini.tune.rank_communication import RankCommunication
 from gemini.tune.step_simulation import StepResult, predict
 
 _MOST_STAGES, _MOST_MICRO_BATCHES = 8, 128
@@ -42,8 +44,10 @@ def compose_schedule(model: CostModel, result: StepResult, seconds: float) -> St
         forward=[ticks(stage.forward) for stage in stages],
         input_gradient=[ticks(stage.input_gradient) for stage in stages],
         weight_gradient=[ticks(stage.weight_gradient) for stage in stages],
-        memory=[max(1, round(2 * stage.activations / kept)) * 1 for stage in stages],
+        memory=[max(1, round(2 * stage.activations / kept)) for stage in stages],
     )  # fmt: skip
+    hop = RankCommunication(result.cluster, config).hop(max(stage.boundary for stage in stages[:-1]))
+    shape.links = Links(latency=round(hop / unit))
     limit = max(2, int(2 * left / kept))
     try:
         plan = Composer.compose(shape, limit, nmicros=config.micro_batches, time_limit=seconds)

@@ -1,7 +1,7 @@
 """Trial runs: the best configurations of a search run for real, and their readings correct the predictions.
 
 predicted   1.00  1.10  1.15        measured   1.20  1.25
-factor      1.20  1.14  (mean)  ►   ranked again: measured where it ran, else predicted × mean factor
+factor      1.20  1.14  ►   ranked again: measured where it ran, else predicted × factor
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class TrialTarget:
         with tempfile.TemporaryDirectory(prefix="gemini-tune-") as folder:
             config = write_run_config(result, Path(folder) / "gemini.json")
             out = Path(folder) / "times.json"
-            command = self._command(config, out, Path(folder))
+            command = self._command(result, config, out, Path(folder))
             error = Path(folder) / "error.txt"
             with error.open("wb") as stream:
                 process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=stream, start_new_session=True)
@@ -59,7 +59,10 @@ class TrialTarget:
             lines = error.read_text(encoding="utf-8", errors="replace").strip().splitlines()
             return None, lines[-1] if lines else "it ended before enough steps"
 
-    def _command(self, config: Path, out: Path, folder: Path) -> list[str]:
+    def _command(self, result: StepResult, config: Path, out: Path, folder: Path) -> list[str]:
+        if self.is_script and result.config.devices == 1:  # the baseline: the script under plain python
+            worker = [sys.executable, "-m", "gemini.cli.tune_worker", "steps", str(out), str(self.steps + _WARM)]
+            return [*worker, self.target, *self.arguments]
         if self.is_script:
             launcher = [sys.executable, "-m", "gemini.cli.python", "--config", str(config), "--run-folder", str(folder)]
             return [*launcher, self.target, *self.arguments]
@@ -70,7 +73,7 @@ class TrialTarget:
         end = time.monotonic() + self.timeout
         while True:
             ended = process.poll() is not None
-            times = _script_times(folder) if self.is_script else _written_times(out)
+            times = _written_times(out) or (_script_times(folder) if self.is_script else ())
             if len(times) >= self.steps + _WARM or (ended and len(times) > _WARM):
                 return statistics.median(times[_WARM:])
             if ended or time.monotonic() > end:
@@ -82,23 +85,38 @@ def run_trials(result: TuningResult, target: TrialTarget, count: int) -> TuningR
     """Run the best few, and rank again by what was measured."""
     measured: dict[str, float] = {}
     notes: list[str] = []
-    factors: list[float] = []
+    factors: dict[int, list[float]] = {}  # by number of devices
     try:
-        for one in result.ranked[:count]:
+        for one in choose_trials(result.ranked, count):
             seconds, why = target.measure(one)
             if seconds is None:
                 notes.append(f"not measured: {one.config.label()}: {why}")
                 continue
             measured[one.config.label()] = seconds
-            factors.append(seconds / one.seconds)
+            factors.setdefault(one.config.devices, []).append(seconds / one.seconds)
     except KeyboardInterrupt:
         notes.append("interrupted: the readings so far")
     if not measured:
         return replace(result, notes=(*result.notes, *notes))
-    factor = statistics.fmean(factors)
-    ranked = sorted(result.ranked, key=lambda one: measured.get(one.config.label(), one.seconds * factor))
-    notes.append(f"measured steps take {factor:.2f} times the predicted time; configurations that did not run by that")
+    every = statistics.fmean(factor for group in factors.values() for factor in group)
+    mean = {devices: statistics.fmean(group) for devices, group in factors.items()}
+    scale = {one.config.label(): mean.get(one.config.devices, every) for one in result.ranked}
+    ranked = sorted(
+        result.ranked, key=lambda one: measured.get(one.config.label(), one.seconds * scale[one.config.label()])
+    )
+    listed = ", ".join(f"{factor:.2f} times on {devices}" for devices, factor in sorted(mean.items()))
+    notes.append(f"measured steps take {listed} of the predicted time; the others are ranked with these factors")
     return replace(result, ranked=tuple(ranked), measured=measured, notes=(*result.notes, *notes))
+
+
+def choose_trials(ranked: Sequence[StepResult], count: int) -> list[StepResult]:
+    """Return the best of every number of devices, then the next best: predictions err most between these."""
+    first: dict[int, StepResult] = {}
+    for one in ranked:
+        first.setdefault(one.config.devices, one)
+    chosen = list(first.values())
+    chosen += [one for one in ranked if one not in chosen]
+    return chosen[:count]
 
 
 def _written_times(path: Path) -> Sequence[float]:

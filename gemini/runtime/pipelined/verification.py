@@ -89,6 +89,7 @@ class Verification:
         self.steps = 0
         self.loss = self.gradient = 0.0  # largest relative differences
         self.worked_ms = 0.0  # of steps
+        self.local_ms = 0.0  # a step in this process, without the time that other programs took
         self._spent_ms = 0.0  # of reruns
         self._unverified = 0  # steps by plans before their first verified one
 
@@ -131,12 +132,14 @@ class Verification:
         with DeferredSignals(), run_locally():
             written = PublishedState(model)
             try:
+                began = time.perf_counter(), time.thread_time()
                 with pending.repeat(connect=False) as rerun:
                     wanted = rerun.values[root]
                     if isinstance(wanted, FailedValue):
                         raise wanted.error
                     operands = pending.trainable_operands(root)
                     gradients = rerun.differentiate(root, torch.ones_like(wanted), False, operands)
+                    self._record_local_time(*began)
                     expected = PublishedState(model)
             except Exception as error:
                 self._handle_failure(error, kind, prepared, comparison)
@@ -153,6 +156,15 @@ class Verification:
             finally:
                 written.restore()
         return comparison
+
+    def _record_local_time(self, wall: float, cpu: float) -> None:
+        """Record how long a step takes in this process, by the clock and without the time that other programs took."""
+        if not self.local_ms:
+            wall_ms = (time.perf_counter() - wall) * 1e3
+            self.local_ms = wall_ms
+            if all(worker.device.kind == "cpu" for worker in self.managed.pool.workers):  # backward runs in this thread
+                self.local_ms = min(wall_ms, (time.thread_time() - cpu) * 1e3)
+            self.journal.local_ms = self.journal.local_ms or wall_ms
 
     def check_outputs(
         self, kind: CallKind, prepared: PreparedLoss, found: list[torch.Tensor], before: PublishedState,
