@@ -51,7 +51,9 @@ class Layer(nn.Module):
         return x + self.down(F.silu(self.gate(y)) * self.up(y))
 
 
-def measure(layers: int, hidden: int, ffn: int, vocab: int, tokens: int, batch: int, recompute: bool) -> float:
+def measure(  # noqa: PLR0917
+    layers: int, hidden: int, ffn: int, vocab: int, tokens: int, batch: int, recompute: bool
+) -> float:
     """Return the median seconds of a step in 16 bits."""
     parts = [nn.Embedding(vocab, hidden), *(Layer(hidden, hidden // 128, ffn) for _ in range(layers))]
     model = nn.ModuleList([*parts, nn.RMSNorm(hidden), nn.Linear(hidden, vocab, bias=False)]).cuda().bfloat16()
