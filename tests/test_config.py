@@ -173,7 +173,7 @@ def test_settings_that_ask_for_workers(given, asks):
 @pytest.mark.parametrize(
     ("given", "text"),
     [
-        ({"mode": "pipeline", "sharding_dim": -1}, "sharding_dim = -1"),
+        ({"mode": "sharding", "sharding_dim": 1}, "sharding_dim = 1"),
         ({"device_mapping": {**MAPPING, "stage_1": {"shard_0": "cpu"}}}, "stage_0 has 2, stage_1 has 1"),
         ({"device_mapping": {"stage_0": {"shard_0": "cpu", "shard_1": "cuda:0"}}}, "a shard on cuda:0"),
         (

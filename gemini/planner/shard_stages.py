@@ -20,6 +20,7 @@ from gemini.planner.rng_analysis import record_node_rng
 from gemini.planner.step_plan import StepPlan, UnplannableError
 from gemini.random_numbers.random_ops import UnsliceableRandomOp
 from gemini.random_numbers.rng_recorder import RandomOpPattern, match_patterns
+from gemini.tensor_parallel.shard_options import ShardOptions
 from gemini.tensor_parallel.shard_plan import ShardPlan
 from gemini.tensor_parallel.shard_planner import plan_shards
 
@@ -54,7 +55,7 @@ def _find_obstacle(plan: StepPlan) -> str:
 
 
 def _divide(plan: StepPlan, call: Arguments, request: PlanRequest) -> StepPlan:
-    shards = plan_shards(plan.graph, request.shards)
+    shards = plan_shards(plan.graph, request.shards, ShardOptions(dim=request.sharding_dim))
     if not shards.sharded_share:
         raise ShardingError(f"no parameter has a dimension that {request.shards} shards divide evenly")
     patterns = _divided_patterns(plan, shards, call)

@@ -43,6 +43,7 @@ from gemini.tensor_parallel.strategies import NodeStrategies, Strategy, Strategy
 
 _PRICES = (0.2, 0.8, 3.2, 12.8, 51.2)  # of a replicated byte, in transfers of a byte over the link
 _NEVER = 1e15  # ms
+_MATTERS, _MOST_UNITS = 0.03, 3  # share of the parameters that numbers of units are tried for, and how many of them
 _SIZES = ("size", "numel", "stride", "storage_offset")  # what is read of a tensor without its contents
 
 _ValueKey = tuple[Use | None, tuple[Use, ...], tuple[bool, bool, bool], Ref | None]
@@ -87,7 +88,7 @@ class _Planner:
             self.choices.add(call)
         self.tensors = _tensors(graph.bound_model())
         self.by_name = {name: one for one in self.tensors for name in one.names}
-        self.space = StrategySpace(size, (size,), _groups(self.calls))
+        self.space = StrategySpace(size, (size, *_uneven_units(self.tensors, self.calls, size)), _groups(self.calls))
         self.variables: list[Variable] = []
         self.of: dict[int, int] = {}  # node → variable
         self.exact = True
@@ -350,6 +351,21 @@ def _storable(wanted: frozenset[Layout]) -> list[Layout]:
 def _bytes_of(graph: Graph, ref: Ref) -> int:
     meta = graph.meta(ref)
     return meta.numel * int(getattr(torch, meta.dtype).itemsize)
+
+
+def _uneven_units(tensors: list[_Tensor], calls: list[NodeCall], size: int) -> tuple[int, ...]:
+    """Return numbers of units that shards do not divide: of heads, or rows of a vocabulary, if much depends on them."""
+    odd = {dim for one in tensors for dim in one.tensor.shape}
+    odd |= {dim for call in calls for port in call.results for at, dim in enumerate(port.shape)
+            if port.grad and len(port.shape) > 3 and at != port.batch_dim}  # fmt: skip
+    whole = sum(one.bytes for one in tensors if one.tensor.requires_grad)
+    found: dict[int, int] = {}
+    for dim in odd:
+        if dim > size and dim % size:
+            weights = (one.bytes for one in tensors if any(own % dim == 0 for own in one.tensor.shape if own >= dim))
+            found[dim] = sum(weights)
+    best = sorted((dim for dim, own in found.items() if own >= _MATTERS * whole), key=lambda dim: (-found[dim], dim))
+    return tuple(best[:_MOST_UNITS])
 
 
 def _groups(calls: list[NodeCall]) -> tuple[int, ...]:

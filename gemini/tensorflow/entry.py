@@ -8,6 +8,7 @@ reports()                           what was done so far, one value per kind of 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any
@@ -15,7 +16,6 @@ from typing import Any
 from gemini.config.gemini_config import GeminiConfig
 from gemini.errors import ConfigError, Fault
 from gemini.log import log_line
-from gemini.tensorflow.graph_devices import degrees
 from gemini.tensorflow.tapes import TapeEngine
 from gemini.tensorflow.traced_functions import install_functions, uninstall_functions
 from gemini.tensorflow.twin_report import TwinReport
@@ -28,22 +28,10 @@ def install(config: GeminiConfig) -> None:
     """Patch `tf.gradients` and the sessions of this process; a second call replaces the configuration."""
     from gemini.tensorflow.session_patches import patch
 
-    _refuse_shards(config)
     _installed[:] = [config]
     _reports.clear()
     patch(_make_twin)
     install_functions(TapeEngine(config, split_gradients, record))
-
-
-def _refuse_shards(config: GeminiConfig) -> None:
-    """Raise for settings that TensorFlow has no twin for: the numbers would be right, on fewer devices than named."""
-    _, shards = degrees(config)
-    if shards > 1 or any(len(one) > 1 for one in (config.device_mapping or {}).values()):
-        fault = Fault(
-            f"mode = {config.mode.value!r} with {shards} shards, for TensorFlow, which runs pipelines only",
-            "use mode='pipeline', with one shard per stage",
-        )
-        raise ConfigError([fault])
 
 
 def _make_twin(session: Any) -> Any:
@@ -82,11 +70,18 @@ def reports() -> tuple[TwinReport, ...]:
 
 
 def record(report: TwinReport) -> None:
-    """Keep a report, and print its line once."""
+    """Keep a report, and print its line once; a dry run ends with the first."""
     is_new = all(report.line != one.line for one in _reports)
     _reports.append(report)
-    if is_new and _installed and not _installed[0].quiet:
+    if not _installed or not is_new:
+        return
+    (config,) = _installed
+    if not config.quiet:
         log_line(f"gemini: {report.line}")
+    if config.verify:
+        log_line(f"gemini: {report.comparison_line}")
+    if config.dry_run:
+        sys.exit(0)
 
 
 def compile_function(model: Callable[..., Any], config: GeminiConfig) -> Callable[..., Any]:

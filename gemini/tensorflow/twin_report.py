@@ -77,6 +77,17 @@ class TwinReport:
             f"micro-batches {self.micro_batches}, schedule {self.schedule}, operations per worker {ops}"
         )
 
+    @property
+    def comparison_line(self) -> str:
+        """One line on how the first step compared with the untouched graph."""
+        found = self.comparison
+        if found is None:
+            return f"step of {self.loss}: not compared with the untouched graph"
+        return (
+            f"step of {self.loss}: loss {found.twin_loss:.6g} against {found.loss:.6g} of the untouched graph, "
+            f"gradients within {found.gradient_error:.1e} ({found.worst_gradient or 'all equal'})"
+        )
+
     def to_json(self) -> dict[str, Any]:
         """Return plain data."""
         return asdict(self)

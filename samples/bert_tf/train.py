@@ -110,7 +110,8 @@ class AdamWeightDecay(tf.train.Optimizer):
             if "LayerNorm" not in variable.name and "bias" not in variable.name:
                 step += self.decay * variable
             updates += [variable.assign_sub(self.rate * step), slots[0].assign(m), slots[1].assign(v)]
-        return tf.group(*updates, global_step.assign_add(1), name=name)
+        with tf.control_dependencies(updates):  # which read the step, for the rate
+            return global_step.assign_add(1, name=name).op
 
 
 def make_batch(source, count, length, vocabulary):
@@ -143,8 +144,7 @@ def parse_arguments():
 
 def main():
     args = parse_arguments()
-    tf.disable_v2_behavior()
-    tf.enable_resource_variables()
+    tf.disable_eager_execution()
     tf.set_random_seed(1)
 
     shape = [None, args.length]

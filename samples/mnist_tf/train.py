@@ -75,8 +75,7 @@ def parse_arguments():
 
 def main():
     args = parse_arguments()
-    tf.disable_v2_behavior()
-    tf.enable_resource_variables()
+    tf.disable_eager_execution()
     tf.set_random_seed(1)
 
     images = tf.placeholder(tf.float32, [None, SIZE, SIZE, 1])

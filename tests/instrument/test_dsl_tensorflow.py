@@ -119,3 +119,21 @@ def test_no_framework_is_imported() -> None:
     assert not {"torch", "tensorflow", "numpy"} & set(sys.modules)
     """
     subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True, timeout=60)
+
+
+def test_a_script_in_the_manner_of_bert() -> None:
+    text = (
+        "import tensorflow as tf\n"
+        "x = tf.contrib.layers.layer_norm(inputs)\n"
+        "start = tf.contrib.layers.xavier_initializer()\n"
+        "optimizer = tf.contrib.tpu.CrossShardOptimizer(optimizer)\n"
+        "data = data.apply(tf.contrib.data.map_and_batch(decode, 8))\n"
+        "spec = tf.contrib.tpu.TPUEstimatorSpec(mode, loss=loss)\n"
+        "estimator = tf.contrib.tpu.TPUEstimator(model_fn=model_fn)\n"
+        "estimator.train(input_fn, max_steps=3)\n"
+        "estimator.evaluate(input_fn)\n"
+    )
+    found = [(one.line, one.kind) for one in recognise([SourceFile.from_text(text, "train.py", "__main__")])]
+    assert found == [
+        (2, "layer"), (4, "optimizer"), (5, "data"), (7, "trainer"), (8, "train loop"), (9, "eval loop"),
+    ]  # fmt: skip

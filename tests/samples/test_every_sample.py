@@ -14,13 +14,21 @@ SAMPLES = Path(__file__).parents[2] / "samples"
 NAMES = sorted(path.parent.name for path in SAMPLES.glob("*/README.md"))
 QUICK = {
     "bert": ("--size", "tiny", "--steps", "6", "--batch-size", "8", "--length", "32"),
+    "bert_tf": ("--size", "tiny", "--steps", "6", "--batch-size", "8", "--length", "16"),
     "gan": ("--steps", "6", "--batch-size", "16", "--width", "8"),
     "gpt": ("--steps", "6", "--batch-size", "8", "--context", "16", "--width", "32", "--depth", "2"),
     "lstm_lm": ("--epochs", "1", "--length", "64"),
     "mnist": ("--epochs", "1", "--batch-size", "128"),
+    "mnist_tf": ("--steps", "11", "--width", "4", "--batch-size", "16"),
     "seq2seq": ("--steps", "6", "--batch-size", "8", "--width", "16"),
 }
-NEEDED = {"bert": "transformers", "gan": "sklearn", "mnist": "sklearn"}
+NEEDED = {
+    "bert": "transformers",
+    "bert_tf": "tensorflow",
+    "mnist_tf": "tensorflow",
+    "gan": "sklearn",
+    "mnist": "sklearn",
+}
 
 
 def run(*command: str | Path, folder: Path) -> str:
@@ -32,7 +40,7 @@ def run(*command: str | Path, folder: Path) -> str:
 
 
 def test_all_are_here() -> None:
-    assert NAMES == ["bert", "dump_ast", "gan", "gpt", "lstm_lm", "mnist", "seq2seq"]
+    assert NAMES == ["bert", "bert_tf", "dump_ast", "gan", "gpt", "lstm_lm", "mnist", "mnist_tf", "seq2seq"]
 
 
 @pytest.mark.parametrize("name", NAMES)

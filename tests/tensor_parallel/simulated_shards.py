@@ -8,6 +8,7 @@ the parameters are replaced by the parts that it stores.
 import copy
 import random
 from dataclasses import dataclass, field
+from math import prod
 
 import numpy as np
 import torch
@@ -76,27 +77,31 @@ def move(parts, have, want):
     return convert(parts, value_part(have), value_part(want))
 
 
-class SlicedMask(TorchDispatchMode):
-    """Random numbers of the whole op, of which a shard uses its slice."""
+def contiguous_strides(shape):
+    """The strides of a tensor without gaps."""
+    return [prod(shape[dim + 1 :]) for dim in range(len(shape))]
 
-    def __init__(self, mask, count, at):
+
+class SlicedMask(TorchDispatchMode):
+    """Random numbers of the whole op, in the memory order of the captured value, of which a shard uses its slice."""
+
+    def __init__(self, mask, count, at, whole, strides):
         super().__init__()
-        self.mask, self.count, self.at = mask, count, at
+        self.mask, self.count, self.at, self.whole, self.strides = mask, count, at, whole, strides
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if not is_random_op(func) or not is_fill(func):
             return func(*args, **(kwargs or {}))
         shape = list(shape_of(func, args))
-        shape[self.mask.dim] = self._size(shape[self.mask.dim])
-        drawn = draw_whole(func, args, kwargs or {}, tuple(shape), memory_order(func, args))
-        return return_part(func, args, take_shard(drawn, self.mask, self.count, self.at))
-
-    def _size(self, local):
-        for units in range(self.count, local * self.count + 1):
-            start, stop = unit_range(units, self.count, self.at)
-            if (stop - start) * self.mask.entries == local:
-                return units * self.mask.entries
-        raise AssertionError(f"{local} is no part of {self.mask}")
+        if self.mask is not None:
+            shape[self.mask.dim] = self.whole[self.mask.dim]
+        order = memory_order(func, args)
+        if self.strides is not None and len(self.strides) == len(shape):
+            order = tuple(sorted(range(len(shape)), key=lambda dim: (-self.strides[dim], dim)))
+        drawn = draw_whole(func, args, kwargs or {}, tuple(shape), order)
+        return return_part(
+            func, args, drawn if self.mask is None else take_shard(drawn, self.mask, self.count, self.at)
+        )
 
 
 class _Shard(Execution):
@@ -142,9 +147,13 @@ class _Shard(Execution):
                 return self._embedding(one, args, kwargs, held)
             if one.local != SAME:
                 return self._cross_entropy(node, one, args, kwargs)
-            if one.mask is None:
+            if not node.random or node.kind == "block":
                 return super()._call(node, args, kwargs)
-            with SlicedMask(one.mask, self.whole.plan.size, self.at):
+            named = "dropout" in f"{node.target} {node.cls}".lower()  # its mask is like its argument
+            first = self.graph.meta(one.inputs[0][0]) if one.inputs and named else None
+            strides = first and (first.strides or contiguous_strides(first.shape))
+            whole = self.graph.meta(one.outputs[0][0]).shape
+            with SlicedMask(one.mask, self.whole.plan.size, self.at, whole, strides):
                 return super()._call(node, args, kwargs)
         finally:
             for (_, name), *_rest in (size.place for size in one.sizes if size.place[0][0] == "a"):

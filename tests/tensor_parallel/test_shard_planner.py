@@ -184,3 +184,67 @@ def test_a_size_that_is_no_number_of_shards_is_refused(size):
     graph = opened(nn.Linear(4, 4), torch.randn(3, 4))
     with pytest.raises(ShardingError, match="no number of shards"):
         plan_shards(graph, size)
+
+
+# ── sizes that shards do not divide ────────────────────────────────────────────────────────────────────────────────
+class OddHeads(nn.Module):
+    """Three heads, and a vocabulary of 1001 words, on two shards."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.qkv = nn.Embedding(1001, 24), nn.Linear(24, 72)
+        self.out, self.head = nn.Linear(24, 24), nn.Linear(24, 1001, bias=False)
+        self.head.weight = self.table.weight
+
+    def forward(self, ids, labels):
+        x = self.table(ids)
+        q, k, v = (part.unflatten(-1, (3, 8)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
+        mixed = F.scaled_dot_product_attention(q, k, v, dropout_p=0.1)
+        x = x + self.out(mixed.transpose(1, 2).flatten(2))
+        return F.cross_entropy(self.head(x).flatten(0, 1), labels.flatten())
+
+
+def test_heads_and_words_that_do_not_divide_are_sharded_unevenly():
+    ids = torch.randint(1001, (3, 64))
+    graph, plan = planned(OddHeads(), ids, ids.roll(1))
+    table = plan.tensor("table.weight")
+    assert table.layout == Shard(0, 1)
+    assert [table.shard_bytes(2, at) for at in (0, 1)] == [501 * 24 * 8, 500 * 24 * 8]
+    (attention,) = [one for one in plan.nodes if "scaled_dot" in graph.nodes[one.node].name]
+    assert {layout for _, layout in attention.outputs} == {Shard(1, 1)}
+
+
+def test_masks_are_drawn_in_the_memory_order_of_one_device():
+    class Transposed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.up, self.down = nn.Linear(16, 64), nn.Linear(64, 16)
+
+        def forward(self, x):
+            y = F.dropout(self.up(x).transpose(1, 2), 0.3)
+            return self.down(F.dropout(y, 0.2).transpose(1, 2))
+
+    planned(Transposed(), torch.randn(3, 6, 16).double())
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"label_smoothing": 0.1}, {"ignore_index": 3, "reduction": "none"}, {"weight": True, "reduction": "sum"},
+     {"weight": True, "label_smoothing": 0.2, "ignore_index": 5}],
+    ids=str,
+)  # fmt: skip
+def test_the_loss_is_divided_with_weights_of_classes_smoothing_and_ignored_targets(options):
+    class Head(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.up, self.head = nn.Linear(16, 32), nn.Linear(32, 512)
+            self.register_buffer("classes", torch.rand(512) + 0.5)
+
+        def forward(self, x, labels):
+            given = {**options, "weight": self.classes} if "weight" in options else options
+            scores = self.head(self.up(x).tanh())
+            return F.cross_entropy(scores.transpose(1, 2), labels, **given)
+
+    x, labels = torch.randn(3, 40, 16).double(), torch.randint(8, (3, 40))
+    _, plan = planned(Head(), x, labels)
+    assert VOCABULARY_CROSS_ENTROPY in {one.local for one in plan.nodes}

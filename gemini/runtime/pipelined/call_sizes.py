@@ -47,7 +47,9 @@ class SizeFamily:
         if self.is_fixed:
             return None
         shapes = [tuple(tensor.shape) for tensor in call.tensors]
-        own = [kind for kind in kinds if kind.origin is None and kind.plan is not None][-_PAIRED:]
+        # Layouts on shards hold for the sizes that they were planned for.
+        plans = [kind for kind in kinds if kind.plan is not None and kind.plan.shards is None]
+        own = [kind for kind in plans if kind.origin is None][-_PAIRED:]
         for one, other in combinations(own, 2):
             pair = self._pair(one, other)
             plan = None if pair is None else pair.resize(model, *call.with_tensors(call.tensors), shapes)

@@ -16,7 +16,7 @@ from gemini.runtime.interception import dispatch
 
 SHARDS = {"mode": "sharding", "sharding_size": 2}
 HYBRID = {"mode": "hybrid", "pipeline_degree": 2, "sharding_size": 2, "accum_degree": 4}
-CONFIGS = [SHARDS, {**SHARDS, "accum_degree": 4}, {**SHARDS, "sharding_size": 4}, HYBRID]
+CONFIGS = [SHARDS, {**SHARDS, "sharding_dim": 0}, {**SHARDS, "accum_degree": 4}, {**SHARDS, "sharding_size": 4}, HYBRID]
 
 
 class Mixer(nn.Module):
