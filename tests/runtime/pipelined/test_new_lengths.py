@@ -1,4 +1,4 @@
-"""A new length in each of 12 steps: the numbers of one device, two captures, and from the third length on overlapped."""
+"""A new length in each of 12 steps: the numbers of one device, two captures, overlapped from the third length on."""
 
 from __future__ import annotations
 
