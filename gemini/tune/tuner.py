@@ -175,7 +175,9 @@ def _explain_nothing(request: TuningRequest, rejections: Rejections) -> Fault:
         least = least_devices(request)
         more = f"{least} devices would do" if least else "no number of such devices would do: use larger ones"
         return Fault(what, more)
-    listed = "; ".join(f"{one} ({number})" for one, number in rejections.counts.most_common(3))
+    listed = "; ".join(
+        f"{one} ({number}, such as {rejections.examples[one]})" for one, number in rejections.counts.most_common(3)
+    )
     return Fault(f"no configuration keeps all limits: {listed}", "relax that limit or free a degree")
 
 
