@@ -39,9 +39,11 @@ COMMANDS = {
     "passes": "gemini.cli.passes",
     "dump": "gemini.cli.dump",
     "ast": "gemini.cli.ast",
-    "worker": "gemini.cli.worker",
     "explain": "gemini.cli.explain",
     "report": "gemini.cli.report",
+    "cache": "gemini.cli.cache",
+    "doctor": "gemini.cli.doctor",
+    "cluster": "gemini.cli.cluster",
 }
 
 SUCCESS, USAGE, INTERRUPTED = 0, 2, 130

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from gemini.launcher.process.launch_session import Session
 
 USAGE_ERROR = 2
+_LAUNCHED = {"RANK", "HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"}  # set by launchers
 SPECIAL_RUN = "from gemini.cli.python import run_specially; run_specially()"
 
 
@@ -54,11 +55,32 @@ def run(argv: list[str]) -> int:  # noqa: RET503 - `start` does not return
     quiet = _check(invocation)
     if invocation.has("--dump") or invocation.has("--diff"):
         return _show(invocation)
+    code = _serve_nodes(invocation, quiet)
+    if code is not None:
+        return code
     from gemini.launcher.process.launch import start
     from gemini.torch_range import check_torch
 
     check_torch()
     start(invocation, _session(invocation, quiet))
+
+
+def _serve_nodes(invocation: Invocation, quiet: bool) -> int | None:
+    """Take part in a run on several nodes; return the exit code, or None where this process runs the script."""
+    if not _LAUNCHED & os.environ.keys():
+        return None
+    from gemini.launcher.nodes import node_launch
+    from gemini.launcher.nodes.launch_variables import find_node_rank
+
+    node = find_node_rank()
+    if node is None or invocation.kind not in ("script", "module"):
+        return None
+    call = node_launch.find_distributed_call(invocation)
+    if call:
+        if node.rank == 0 and not quiet:
+            print(f"gemini_python: {invocation.target} {call}: it runs as under python", file=sys.stderr)
+        _run_plain(invocation)
+    return node_launch.run_script(node) if node.rank == 0 else node_launch.run_agent(node)
 
 
 def run_specially() -> NoReturn:

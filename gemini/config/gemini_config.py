@@ -54,12 +54,18 @@ class GeminiConfig:
     )
     pipeline_degree: int | None = _setting(None, readers.count, "N", "pipeline stages (also: stage_cnt)")
     accum_degree: int | None = _setting(None, readers.count, "N", "micro-batches per batch")
+    replicas: int | None = _setting(
+        None, readers.count, "N", "copies of the model that each take a part of every batch (data parallelism)"
+    )
     device_mapping: DeviceMapping | None = _setting(
         None,
         readers.device_mapping,
         "JSON",
         """devices, as '{"stage_0": {"shard_0": "cuda:0"}}' or the path of a JSON file""",
         hash=False,
+    )
+    cluster: str | None = _setting(
+        None, readers.word, "ADDRESS", "Ray cluster whose hosts run workers, as HOST:PORT; auto: that of RAY_ADDRESS"
     )
     partitioner: str = _setting("exact", readers.partitioner, "NAME", "algorithm that cuts the model into stages")
     schedule: str = _setting(
@@ -138,15 +144,16 @@ class GeminiConfig:
     @property
     def asks_for_workers(self) -> bool:
         """Whether these settings request several devices, rather than leave the choice to Gemini."""
-        degrees = (self.sharding_size or 1, self.pipeline_degree or 1, self.workers or 1)
-        return self.mode is not Mode.AUTO or max(degrees) > 1 or self.device_mapping is not None
+        degrees = (self.sharding_size or 1, self.pipeline_degree or 1, self.workers or 1, self.replicas or 1)
+        is_forced = self.mode is not Mode.AUTO or self.cluster is not None
+        return is_forced or max(degrees) > 1 or self.device_mapping is not None
 
     @property
     def worker_count(self) -> int:
         """The number of workers these settings request."""
         if self.device_mapping is not None:
             return sum(len(devices) for devices in self.device_mapping.values())
-        return self.workers or (self.sharding_size or 1) * (self.pipeline_degree or 1)
+        return self.workers or (self.replicas or 1) * (self.sharding_size or 1) * (self.pipeline_degree or 1)
 
     @property
     def shard_count(self) -> int:
@@ -171,6 +178,9 @@ class GeminiConfig:
     def _unsupported(self) -> Iterator[Fault]:
         if self.sharding_dim not in (None, 0, -1):
             yield Fault(f"sharding_dim = {self.sharding_dim}", "give 0 (reduction) or -1 (output), or leave it out")
+        if self.shard_count > 1 and (self.cluster is not None or (self.replicas or 1) > 1):
+            what = f"{self.shard_count} shards with {'a cluster' if self.cluster is not None else 'replicas'}"
+            yield Fault(what, "shards run on one host and without replicas: leave one of them out")
         if self.worker_count % self.shard_count:
             yield Fault(
                 f"workers = {self.workers} with sharding_size = {self.sharding_size}",
@@ -262,8 +272,22 @@ def _contradictions(values: Mapping[str, Any]) -> list[Fault]:
             Fault(f"mode = 'sharding' with pipeline_degree = {stages}", "use mode='hybrid', or pipeline_degree=1")
         )
     mapping = values["device_mapping"]
+    faults += _replica_contradictions(values)
     if mapping is not None:
         faults += _mapping_contradictions(mapping, stages, shards, values["workers"])
+    return faults
+
+
+def _replica_contradictions(values: Mapping[str, Any]) -> list[Fault]:
+    """Check that the replicas share workers and micro-batches evenly."""
+    replicas, faults = values["replicas"] or 1, []
+    for name in ("accum_degree", "workers"):
+        if (values[name] or replicas) % replicas:
+            what = f"{name} = {values[name]} cannot be shared evenly by replicas = {replicas}"
+            faults.append(Fault(what, f"give a multiple of {replicas}"))
+    if replicas > 1 and values["device_mapping"] is not None:
+        what = f"device_mapping with replicas = {replicas}"
+        faults.append(Fault(what, "leave one of them out: a mapping names the workers of one copy"))
     return faults
 
 

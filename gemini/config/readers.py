@@ -159,9 +159,7 @@ def device_mapping(value: Any) -> Mapping[str, Mapping[str, str]] | Wrong:
             return Wrong(f"{stage}: shards must be shard_0 … shard_{len(shards) - 1}, got {names}", example)
         bad = [name for name in shards.values() if not _is_device(name)]
         if bad:
-            remedy = (
-                "name devices as cpu, cuda:0 or xpu:1, on other hosts node2:9000/cuda:0, of TensorFlow /device:GPU:0"
-            )
+            remedy = "name devices as cpu, cuda:0 or xpu:1, on other hosts node2/cuda:0, of TensorFlow /device:GPU:0"
             return Wrong(f"{stage}: {bad[0]!r} is not a device", remedy)
         result[stage] = MappingProxyType(
             {f"shard_{number}": shards[f"shard_{number}"] for number in range(len(shards))}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gemini.config.gemini_config import GeminiConfig
 from gemini.config.modes import Mode
@@ -13,6 +13,7 @@ from gemini.config.modes import Mode
 if TYPE_CHECKING:
     from gemini.launcher.process.launch_session import Session
 
+_IS_LAUNCHED = "GEMINI_NODES" in os.environ
 _MOST_WORKERS = 8  # default workers
 _MICROBATCHES_PER_WORKER = 2  # micro-batches per worker
 
@@ -23,7 +24,17 @@ def load_config(session: Session, folder: str) -> GeminiConfig:
     paths = {"run_folder": str(Path(folder, config.run_folder))}
     if config.report is not None:
         paths["report"] = str(Path(folder, config.report))
-    return GeminiConfig(**config.to_dict() | paths)
+    return GeminiConfig(**_with_nodes(config.to_dict()) | paths)
+
+
+def _with_nodes(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings with the nodes on which a launcher has started the program: one replica on each."""
+    if not _IS_LAUNCHED:
+        return values
+    from gemini.runtime.hosts.node_cluster import launched_nodes
+
+    nodes = launched_nodes()
+    return values if nodes is None else values | {"cluster": "nodes", "replicas": values["replicas"] or nodes.number}
 
 
 def count_devices() -> int:
@@ -46,10 +57,14 @@ def fill_defaults(config: GeminiConfig, count: Callable[[], int] = count_devices
         if config.mode is Mode.SHARDING:
             values["sharding_size"] = config.sharding_size or max(2, count())
         elif not config.pipeline_degree:
-            values["pipeline_degree"] = max(2, count() // (config.sharding_size or 1))
+            fewest = 1 if (config.replicas or 1) > 1 else 2
+            values["pipeline_degree"] = max(fewest, count() // ((config.sharding_size or 1) * (config.replicas or 1)))
     if config.mode is Mode.SHARDING:  # one stage: micro-batches would only make its products smaller
         values["accum_degree"] = config.accum_degree or 1
-    values["accum_degree"] = values["accum_degree"] or _MICROBATCHES_PER_WORKER * _count_stages(values)
+    replicas = config.replicas or 1
+    per_replica = _count_stages(values) // replicas if config.workers else _count_stages(values)
+    default = _MICROBATCHES_PER_WORKER * per_replica if per_replica > 1 else 1
+    values["accum_degree"] = values["accum_degree"] or replicas * default
     return GeminiConfig(**values)
 
 

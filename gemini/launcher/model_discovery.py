@@ -60,6 +60,7 @@ class ModelDiscovery:
         self._calls = 0
         self._all = False  # every parameter with requires_grad counts as trained
         self._optimizers: dict[int, str] = {}  # by parameter
+        self._places: dict[int, tuple[weakref.ref[Any], str, str]] = {}  # kind and place of construction, by identity
 
     def register_optimizer(self, optimizer: Any) -> None:
         """Register the parameters of an optimizer as trained."""
@@ -75,6 +76,24 @@ class ModelDiscovery:
         self._calls = 0
         if self._open:
             self._watch()
+
+    def register_place(self, value: Any, kind: str, place: str) -> None:
+        """Register where the script has made a model or an optimizer."""
+        key = id(value)
+        self._places[key] = weakref.ref(value, lambda _: self._places.pop(key, None)), kind, place
+
+    def places_of(self, model: nn.Module) -> dict[str, str]:
+        """Return where the script has made a model and its optimizers."""
+        own, found = {id(one) for one in model.parameters()}, dict[str, str]()
+        for reference, kind, place in [*self._places.values()]:
+            value = reference()
+            if value is model:
+                found["model"] = place
+            elif kind == "optimizer" and value is not None:
+                trained = {id(one) for group in value.param_groups for one in group["params"]}
+                if own & trained:
+                    found["optimizer"] = place
+        return found
 
     def register_all(self) -> None:
         """Register every parameter with requires_grad as trained: the program has no PyTorch optimizer."""

@@ -8,6 +8,8 @@ DryRun     plans only, see `dry_run`
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +17,7 @@ from torch import nn
 
 from gemini.config.gemini_config import GeminiConfig
 from gemini.errors import ConfigError, GeminiError
-from gemini.launcher.defaults import fill_defaults, load_config
+from gemini.launcher.defaults import count_devices, fill_defaults, load_config
 from gemini.launcher.model_discovery import ModelDiscovery, ReplacementCall
 from gemini.log import log_line
 
@@ -66,7 +68,8 @@ class ForcedPolicy:
                 see_through_deferred_tensors()
             return managed is not None
         except Exception as error:
-            if self.config.strict:
+            # A cluster was asked for: a script that should not run on this host alone does not.
+            if self.config.strict or (self.config.cluster is not None and isinstance(error, ConfigError)):
                 raise
             return self.stay_local(model, _reason_of(error), "in this process")
         finally:
@@ -82,6 +85,7 @@ class ForcedPolicy:
         """Print the plan of the first pipelined step; plan further kinds of calls once that repays."""
         pipelined.plans.plans_at_once = False
         pipelined.journal.local_ms = single_ms or 0.0
+        pipelined.journal.places = self.discovery.places_of(model)
         reference = weakref.ref(model)
 
         def show(plan: StepPlan) -> None:
@@ -136,13 +140,19 @@ def _find_obstacle(model: nn.Module) -> str:
     return ""
 
 
+def _count_hosts(config: GeminiConfig) -> Callable[[], int]:
+    from gemini.runtime.hosts.host_cluster import count_hosts
+
+    return partial(count_hosts, config)
+
+
 def policy_for(session: Session, folder: str) -> ForcedPolicy:
     """Return the policy of a session."""
     config = load_config(session, folder)
     if config.program is not None and "check" not in session:
         _check_program(config)
     is_requested = config.asks_for_workers
-    config = fill_defaults(config)
+    config = fill_defaults(config, _count_hosts(config) if config.cluster is not None else count_devices)
     if config.dry_run:
         from gemini.launcher.dry_run import DryRunPolicy
 

@@ -11,6 +11,7 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import weakref
     from collections.abc import Callable
     from typing import Any
 
@@ -30,6 +31,10 @@ class DiscoveryState:
     folder = ""  # the working directory at start: paths in the configuration are relative to it
     owner = 0
     discovery: ModelDiscovery | None = None
+    waiting: list[tuple[weakref.ref[Any], str, str]]  # models and their places, before there is a discovery
+
+    def __init__(self) -> None:
+        self.waiting = []
 
     def model_discovery(self) -> ModelDiscovery:
         """Return the model discovery, created on first use."""
@@ -60,7 +65,7 @@ def follow(name: str) -> None:
     """Observe optimizers, which have just been imported, and losses of programs without one."""
     import atexit
 
-    from gemini.launcher.script_api import forward_calls, training_marks
+    from gemini.launcher.script_api import construction_sites, forward_calls, training_marks
 
     kind: Any = sys.modules[name].Optimizer
     add = kind.add_param_group
@@ -76,6 +81,7 @@ def follow(name: str) -> None:
         if state.discovery is None:  # the script trains without a PyTorch optimizer
             _apply_event(lambda found: found.register_all())
 
+    construction_sites.on_construction(_register_object)
     training_marks.on_first_step(start)
     forward_calls.enable_module_calls()
     atexit.register(_end_run)
@@ -83,6 +89,26 @@ def follow(name: str) -> None:
         from gemini.launcher import excepthook
 
         excepthook.install()
+
+
+def _register_object(value: Any, kind: str, place: str) -> None:
+    """Register a model or an optimizer with the place where the script made it; models wait for an optimizer."""
+    import weakref
+    from functools import partial
+
+    if kind == "optimizer":
+        _register_optimizer(value)
+    elif state.discovery is None:  # a script without optimizer is recognised by the missing discovery
+        state.waiting.append((weakref.ref(value), kind, place))
+        return
+    waiting, state.waiting = state.waiting, []
+    for reference, of, at in (*waiting, (weakref.ref(value), kind, place)):
+        if (made := reference()) is not None:
+            _apply_event(partial(_register_place, made, of, at))
+
+
+def _register_place(value: Any, kind: str, place: str, found: ModelDiscovery) -> None:
+    found.register_place(value, kind, place)
 
 
 def _register_optimizer(optimizer: Any) -> None:

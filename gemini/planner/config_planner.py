@@ -25,10 +25,10 @@ class Planner(Protocol):
 def check_config(config: GeminiConfig) -> None:
     """Raise for unsupported settings and for a faulty schedule file, before the script or a worker starts."""
     config.check_supported()
-    if config.schedule.endswith(".json") and config.worker_count > 1:
+    if config.schedule.endswith(".json") and config.stage_count > 1:
         from gemini.schedule.user_plan import load_user_plan
 
-        load_user_plan(Path(config.schedule), config.worker_count, config.accum_degree or 1)
+        load_user_plan(Path(config.schedule), config.stage_count, config.accum_degree or 1)
 
 
 def planner_for(config: GeminiConfig) -> Planner | None:
@@ -44,6 +44,9 @@ def planner_for(config: GeminiConfig) -> Planner | None:
 
         program = load_compiled_plans(Path(config.program).resolve(), config.quiet)
 
+    here = count if config.cluster is None else 1  # workers on other hosts have cores of their own
+    threads = max(1, len(os.sched_getaffinity(0)) // here)
+
     def plan(model: nn.Module, args: Any, kwargs: Any, **changes: Any) -> StepPlan:
         from gemini.planner.plan_request import PlanRequest
         from gemini.planner.step_planner import plan_step
@@ -51,7 +54,7 @@ def planner_for(config: GeminiConfig) -> Planner | None:
         request = PlanRequest(
             workers=config.stage_count, shards=shards, sharding_dim=config.sharding_dim,
             micro_batches=micro_batches,
-            threads=max(1, len(os.sched_getaffinity(0)) // count),
+            replicas=config.replicas or 1, threads=threads,
             partitioner=config.partitioner, schedule=schedule, rng=config.rng, seed=config.seed, quiet=config.quiet,
             memory_limit_mb=None if config.memory_limit is None else config.memory_limit / 2**20,
             micro_batch_statistics=config.batch_norm == "micro-batch", program=program,

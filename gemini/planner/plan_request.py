@@ -49,6 +49,7 @@ class PlanRequest:
 
     workers: int  # that a schedule sees: each runs stages
     micro_batches: int
+    replicas: int = 1  # of the model, which share the workers and the micro-batches
     threads: int = 1  # per worker
     shards: int = 1  # of every stage: each of the `workers` is a group of as many
     sharding_dim: int | None = None  # of all weights: 0 the reduction dimension, -1 the output dimension

@@ -36,7 +36,9 @@ from gemini.planner.plan_search import search_plan
 from gemini.planner.planning_time import CallCount, check_deadline, check_planning_time
 from gemini.planner.preconditions import check_graph_attributes, check_model
 from gemini.planner.replan import apply_measured_times
+from gemini.planner.replicated_plan import choose_with_replicas, count_replicas
 from gemini.planner.rng_analysis import check_host_rng, record_stage_rng
+from gemini.planner.schedule_choice import ScheduleChoice
 from gemini.planner.shard_stages import divide_stages
 from gemini.planner.single_microbatch import capture_whole_batch, find_whole_batch_branches, record_whole_batch_rng
 from gemini.planner.step_plan import ONE_MICRO_BATCH, CoupledSamplesError, StepPlan, UnplannableError
@@ -139,6 +141,8 @@ def _build_plan(  # noqa: PLR0917
 ) -> StepPlan:  # fmt: skip
     """Plan the step of a captured micro-batch; `single_reason` is why it is the whole batch."""
     graph, count = micro_batch.graph, len(micro_batch.sizes)
+    if request.replicas > 1 and (single_reason or tail is not None):
+        raise UnplannableError(f"{request.replicas} replicas need a batch that can be split")
     check_graph_attributes(graph)
     check_host_rng(graph)
     check_attribute_writes(graph, micro_batch.forms, single_reason)
@@ -208,13 +212,27 @@ def _load_or_search(
         profile = _profile_micro_batch(graph, *micro_batch.call, request, parts) if known is None else known
         check_deadline(request)
         options = request.options(count, parts, on_cpu=_is_on_cpu(graph))
-        choice = search_plan(graph, profile, request, options, is_bound=is_bound, tail=tail)
+        if request.replicas > 1:
+            choice = _choose_replicated(graph, profile, request, count, parts, is_bound=is_bound)
+        else:
+            choice = search_plan(graph, profile, request, options, is_bound=is_bound, tail=tail)
         return CachedPlan(profile, choice.partition, choice.analysis, choice.plan, choice.recompute)
 
     facts = _key_facts(request, count, parts, None if tail is None else tail.nodes)
     found, is_cached = load_or_build(graph, facts, _plan_folder(request), build, quiet=request.quiet)
     partition = found.partition if tail is None else tail.separate_stage(found.partition)
     return replace(found, partition=partition), is_cached
+
+
+def _choose_replicated(
+    graph: Graph, profile: Profile, request: PlanRequest, count: int, parts: float, *, is_bound: bool
+) -> ScheduleChoice:
+    """Return the choice for one replica with its part of the batch, once per replica."""
+    replicas = count_replicas(request.replicas, count)
+    one = replace(request, workers=request.workers // request.replicas, micro_batches=count // replicas)
+    options = one.options(count // replicas, parts / replicas, on_cpu=_is_on_cpu(graph))
+    costs = _scale_to_batch(profile, 1 / replicas)
+    return choose_with_replicas(replicas, lambda: search_plan(graph, costs, one, options, is_bound=is_bound))
 
 
 def _key_facts(request: PlanRequest, micro_batches: int, parts: float, tail: tuple[int, ...] | None) -> list[Any]:
@@ -227,7 +245,7 @@ def _plan_folder(request: PlanRequest) -> Path | None:
 
 def _replan(plan: StepPlan, args: tuple[Any, ...], kwargs: dict[str, Any], request: PlanRequest) -> StepPlan:
     """Plan again with the measured times of a plan; return the same plan where no other is clearly faster."""
-    if plan.program is not None:  # compiled: it stays
+    if plan.program is not None or request.replicas > 1:  # compiled, or the same on all nodes: it stays
         return plan
     profile = apply_measured_times(plan)
     options = request.options(plan.micro_batches, plan.captured_parts, on_cpu=_is_on_cpu(plan.graph))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -24,6 +25,7 @@ _SHOWN = ("model", "loss", "optimizer", "scheduler", "trainer", "forward", "back
 _NEAR = 3  # lines around a marked one
 _WHOLE = 300  # lines of a file that is shown without gaps
 _FILES = 12
+_WORDS = re.compile(r"__gemini__\.\w+\(?|\w+|\s+|\W")  # an inserted call is one word: its name is no word of the line
 
 
 @dataclass(frozen=True)
@@ -127,11 +129,12 @@ def _pieces(before: str, after: str) -> Iterator[Piece]:
     if before == after:
         yield Piece("same", before)
         return
-    for what, begin, end, start, stop in SequenceMatcher(None, before, after, autojunk=False).get_opcodes():
+    old, new = _WORDS.findall(before), _WORDS.findall(after)
+    for what, begin, end, start, stop in SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
         if what == "equal":
-            yield Piece("same", before[begin:end])
+            yield Piece("same", "".join(old[begin:end]))
             continue
         if end > begin:
-            yield Piece("removed", before[begin:end])
+            yield Piece("removed", "".join(old[begin:end]))
         if stop > start:
-            yield Piece("added", after[start:stop])
+            yield Piece("added", "".join(new[start:stop]))

@@ -53,6 +53,7 @@ class Ready(NamedTuple):
 
     secret: bytes
     pid: int
+    clock: float  # seconds, as in the times that it reports
 
 
 class Preload(NamedTuple):

@@ -66,6 +66,7 @@ class ModelJournal:
     local_ms: float = 0.0  # a step in the process of the script, where it was measured
     verified: list[tuple[int, float, float]] = field(default_factory=list)  # call, differences of loss and gradients
     settings: dict[str, Any] = field(default_factory=dict)  # that are not the defaults
+    places: dict[str, str] = field(default_factory=dict)  # file and line that made the model, and its optimizer
     record_file: str = ""  # of the plan and its measured steps, relative to the run folder
     history: StepHistory = field(default_factory=StepHistory)
     on_record: ClassVar[Any] = None  # called after each record
@@ -110,7 +111,8 @@ class ModelJournal:
     @staticmethod
     def from_json(data: dict[str, Any]) -> ModelJournal:
         """Build the journal of a model from plain data."""
-        found = {entry.name: data[entry.name] for entry in fields(ModelJournal)}
+        found = {entry.name: data[entry.name] for entry in fields(ModelJournal) if entry.name != "places"}
+        found["places"] = data.get("places", {})
         return ModelJournal(**{**found, "history": StepHistory.from_json(data["history"])})
 
     @property
@@ -134,6 +136,8 @@ class ModelJournal:
         taken = ", ".join(f"{self.steps[path]} {path.label}" for path in CallPath if self.steps.get(path)) or "no calls"
         where = f"on {self.workers} workers: {taken}" if self.workers else "in the process of the script"
         lines = [f"{self.model} {where}"]
+        if self.places:
+            lines.append("  made at " + ", ".join(f"{place} ({kind})" for kind, place in self.places.items()))
         if self.plan:
             lines.append(f"  plan: {self.plan}{self._measured()}")
         if self.verification:

@@ -7,6 +7,7 @@ import sys
 import weakref
 from pathlib import Path
 
+import torch
 from torch import nn
 
 from gemini.config.gemini_config import GeminiConfig
@@ -17,6 +18,7 @@ from gemini.parallel_program.compiled_plans import load_compiled_plans
 from gemini.planner.config_planner import Planner
 from gemini.runtime.devices.host_memory import MB, available_memory, format_bytes
 from gemini.runtime.devices.worker_devices import assign_devices, model_device
+from gemini.runtime.hosts.host_cluster import open_cluster
 from gemini.runtime.interception import dispatch
 from gemini.runtime.interception.managed_model import ManagedModel
 from gemini.runtime.pipelined.pipelined_model import PipelinedModel
@@ -24,7 +26,8 @@ from gemini.runtime.pool.worker_pool import WorkerPool
 from gemini.runtime.run_journal import get_journal
 
 _EMPTY = 155 * MB  # private memory of a CPU worker at its start
-_pools: weakref.WeakValueDictionary[tuple[int, tuple[str, ...], float, str], WorkerPool] = weakref.WeakValueDictionary()
+_PoolKey = tuple[int, tuple[str, ...], float, tuple[str, str]]
+_pools: weakref.WeakValueDictionary[_PoolKey, WorkerPool] = weakref.WeakValueDictionary()
 
 
 def start(
@@ -44,14 +47,14 @@ def start(
     if known is not None:
         return known
     count = config.worker_count
-    if count < 2 and not _names_hosts(config):
+    if count < 2 and config.cluster is None:
         _log(config, f"{type(model).__name__} runs in this process: the configuration requests {count} worker")
         return None
     if sys.platform != "linux":
         _log(config, f"{type(model).__name__} runs in this process: workers need Linux, this is {sys.platform}")
         return None
     devices = assign_devices(model, config, count)
-    pool = _get_pool(devices, config.watchdog, str(model_device(model)), in_background=survives)
+    pool = _get_pool(devices, config, str(model_device(model)), in_background=survives)
     managed = ManagedModel(model, pool, config.quiet, config.accum_degree or 1, config.strict)
     managed.announces, managed.record.survives = announce, survives and not config.strict
     folder = Path(config.run_folder).resolve()
@@ -59,7 +62,7 @@ def start(
     journals = get_journal(folder, config.quiet)
     journal = managed.journal = journals.add_model(managed.name, count)
     journal.settings = config.differences()
-    if planner is not None and len({worker.device.name for worker in pool.workers}) == 1:
+    if planner is not None and _exchange_values(pool):
         managed.pipelined = PipelinedModel(
             managed, planner, journal, folder / "traces" if config.trace else None, verify=config.verify,
             record_path=folder / "plans" / f"{os.getpid()}-{len(journals.models)}.json",
@@ -68,25 +71,39 @@ def start(
             plans = load_compiled_plans(Path(config.program).resolve(), config.quiet)
             managed.pipelined.plans.has_edits = bool(plans.edited)
         # On CPUs the weights are in this process as well, and a local call is faster than eager dispatch.
-        managed.dispatches = any(worker.is_remote or worker.device.kind != "cpu" for worker in pool.workers)
+        managed.dispatches = any(worker.device.kind != "cpu" for worker in pool.workers)
     dispatch.manage(model, managed)
     return managed
 
 
-def _names_hosts(config: GeminiConfig) -> bool:
-    mapping = config.device_mapping or {}
-    return any(is_address(name) for stage in mapping.values() for name in stage.values())
+def _exchange_values(pool: WorkerPool) -> bool:
+    """Whether the workers can run the stages of a plan: they share memory, or are on several hosts."""
+    here = {worker.device.name for worker in pool.workers if not worker.is_remote}
+    return len(here) < 2 and len({worker.device.kind for worker in pool.workers}) == 1
 
 
-def _get_pool(devices: list[str], watchdog: float, home: str, *, in_background: bool) -> WorkerPool:
+def _get_pool(devices: list[str], config: GeminiConfig, home: str, *, in_background: bool) -> WorkerPool:
     """Return the worker pool of this process; a forked process creates its own. It lives as long as a model uses it."""
-    local = [name for name in devices if not is_address(name)]
-    key = os.getpid(), tuple(devices), watchdog, home if len(local) < len(devices) else ""
+    has_remote = any(map(is_address, devices))
+    where = (config.cluster or "", home) if has_remote else ("", "")
+    key = os.getpid(), tuple(devices), config.watchdog, where
     found = _pools.get(key)
     if found is None or found.loss:
-        _check_room(len(local))
-        threads = max(1, len(os.sched_getaffinity(0)) // max(1, len(local)))
-        found = _pools[key] = WorkerPool(len(devices), threads, watchdog, devices, home, in_background=in_background)
+        cluster = open_cluster(config) if has_remote else None
+        try:
+            devices = cluster.place(devices) if cluster is not None else devices
+            local = sum(not is_address(name) for name in devices)
+            _check_room(local)
+        except BaseException:
+            if cluster is not None:
+                cluster.close()
+            raise
+        threads = max(1, len(os.sched_getaffinity(0)) // max(1, local))
+        if has_remote:  # the same everywhere, or sums round differently
+            threads = min(threads, torch.get_num_threads())
+        found = _pools[key] = WorkerPool(
+            len(devices), threads, config.watchdog, devices, home, in_background=in_background, cluster=cluster
+        )
     return found
 
 

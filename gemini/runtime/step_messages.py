@@ -1,7 +1,8 @@
 """Step messages: what controller and workers, and workers among themselves, exchange about pipelined steps.
 
     controller                                    worker
-    Connect(peer)              + descriptor ──►   has a link to another worker
+    Connect(peer)              + descriptor ──►   has a link to another worker of this host
+    ConnectHosts(peer, …)                   ──►   meets a worker of another host
     JoinGroup(members, rank)   + descriptor ──►   is a shard of a group
     Sources(texts) Stages(…)                ──►   executes generated code, installs the stages
     Tasks(key, …)                           ──►   has its tasks for one kind of step
@@ -31,6 +32,18 @@ class Connect(NamedTuple):
     number: int
     peer: int
     side: int
+
+
+class ConnectHosts(NamedTuple):
+    """A connection to a worker on another host: where the two meet, and the key of their frames."""
+
+    number: int
+    peer: int
+    side: int
+    host: str  # the address on which this end listens
+    meeting: tuple[str, int, str]
+    key: bytes
+    seconds: float
 
 
 class JoinGroup(NamedTuple):
@@ -142,7 +155,7 @@ class Stepped(NamedTuple):
     number: int
     layout: int
     gradients: list[Any] | None
-    loose: list[int]  # numbers of parameters whose gradients are among the tensors, first
+    loose: list[tuple[int, int]]  # (number, latest stage) of parameters whose gradients are among the tensors, first
     has_root: bool
     given: list[Any]
     operands: list[int]
@@ -173,6 +186,11 @@ class PeerMessage(NamedTuple):
     names: list[Any]
     state: bytes
     tensors: list[Any]
+
+
+def stages_module(program: int) -> int:
+    """Return the number under which a worker on another host has the tensors of a program's stages."""
+    return -program
 
 
 Link.plain = Link.plain | {one.__name__: one for one in (Step, Stepped, Fetched, PeerMessage)}

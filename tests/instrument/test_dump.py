@@ -226,18 +226,19 @@ def test_only_the_header_and_the_edits_differ(tmp_path: Path) -> None:
     script.chmod(0o755)
     assert main(["dump", str(script), "-o", str(tmp_path / "out")]) == 0
     lines = (tmp_path / "out" / "train.py").read_text().splitlines()
-    assert lines[:9] == [
+    assert lines[:10] == [
         "#!/usr/bin/python",
         "# Instrumented by Gemini.",
         "#",
         f"#   from {script}",
         "#   training-sites: nothing to change",
+        "#   managed-objects: the file does not mention .parameters( or .named_parameters(",
         "#   tensor-types: nothing to change",
         "#   device-placement: 1 edit, on line 5 of the original",
         "#   tensorflow-spelling: the file does not mention tensorflow",
         "'''Doc.'''",
     ]
-    assert lines[9:] == [
+    assert lines[10:] == [
         "import gemini.managed as __gemini__; import torch   # torch",
         "",
         "x = ( __gemini__.on(torch.ones(2))  # odd",

@@ -65,6 +65,7 @@ def test_selection() -> None:
     assert [one.name for one in select(["device-placement"])] == ["device-placement"]
     assert [one.name for one in select(skip=["device-placement"])] == [
         "training-sites",
+        "managed-objects",
         "tensor-types",
         "tensorflow-spelling",
     ]

@@ -24,6 +24,7 @@ GROUP = "gemini.passes"
 
 BUILT_IN: dict[str, str] = {
     "training-sites": "gemini.instrument.passes.training_sites:TrainingSites",
+    "managed-objects": "gemini.instrument.passes.managed_objects:ManagedObjects",
     "tensor-types": "gemini.instrument.passes.tensor_types:TensorTypes",
     "device-placement": "gemini.instrument.passes.device_placement:DevicePlacement",
     "tensorflow-spelling": "gemini.instrument.passes.tensorflow_spelling:TensorflowSpelling",

@@ -5,6 +5,8 @@
     device placement    __gemini__.device("cuda:0")      the device if it exists, else the managed one
                         __gemini__.on(x).cuda()          the same for methods of PyTorch objects
                         __gemini__.stand_in(torch.cuda.synchronize)()
+    managed objects     __gemini__.model(Net()), __gemini__.optimizer(torch.optim.SGD(…))
+                                                         the argument, registered with the place where it was made
     training sites      __gemini__.loss(loss).backward(), __gemini__.step(opt).step()
                                                          the argument; the first one reports that the script trains
                         __gemini__.called(net).forward(x)
@@ -15,6 +17,7 @@ These functions decide by the types of the real objects, which the passes do not
 framework: without torch in `sys.modules` each returns its argument.
 """
 
+from gemini.launcher.script_api.construction_sites import model, optimizer
 from gemini.launcher.script_api.cuda_stubs import stand_in, tensor_type
 from gemini.launcher.script_api.deferred_types import type_of
 from gemini.launcher.script_api.device_methods import on
@@ -31,7 +34,7 @@ from gemini.launcher.script_api.script_devices import (
     pin_memory,
     set_managed_device,
 )
-from gemini.launcher.script_api.training_marks import loss, model, optimizer, step
+from gemini.launcher.script_api.training_marks import loss, step
 
 __all__ = [
     "backend",

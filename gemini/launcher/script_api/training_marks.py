@@ -28,7 +28,6 @@ def identity(value: T) -> T:
 
 
 loss = step = identity
-model = optimizer = identity  # not inserted by any pass; dumps written by earlier versions call them
 
 
 def on_first_step(handler: Callable[[], None]) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from gemini.config.gemini_config import GeminiConfig
-from gemini.config.host_address import Address, is_address, is_tensorflow_device, worker_at
+from gemini.config.host_address import ANY_HOST, Address, is_address, is_tensorflow_device, worker_at
 from gemini.errors import ConfigError, Fault
 from gemini.runtime.devices import registry
 
@@ -17,13 +17,16 @@ from gemini.runtime.devices import registry
 def assign_devices(model: nn.Module, config: GeminiConfig, count: int) -> list[str]:
     """Return the device of each worker: the mapped one, or the model's. Raise ConfigError for an unavailable one.
 
-    Devices of other hosts are `HOST:PORT/DEVICE` and are checked on their host.
+    Devices of other hosts are `HOST/DEVICE` and are checked on their host; with a cluster, `any/DEVICE` is one on the
+    host that it chooses.
     """
     if config.device_mapping is not None:
         names = [_full(name) for stage in config.device_mapping.values() for name in stage.values()]
     else:
         device = str(model_device(model))
         names = [_full(device) if registry.is_registered(device) else "cpu"] * count
+        if config.cluster is not None:
+            names = [f"{ANY_HOST}/{name.partition(':')[0]}" for name in names]
     _refuse_tensorflow_names(names)
     registry.check_devices([name for name in names if not is_address(name)])
     _check_kinds([found for name in names if (found := worker_at(name)) is not None], model_device(model))
@@ -45,7 +48,7 @@ def _check_kinds(workers: list[Address], device: torch.device) -> None:
     faults = [
         Fault(
             f"{worker} computes on {worker.device.partition(':')[0]}, the model is on {device}",
-            f"move the model to such a device first, or map the worker to {worker.place}/{device.type}",
+            f"move the model to such a device first, or map the worker to {worker.host}/{device.type}",
         )
         for worker in workers
         if worker.device.partition(":")[0] != device.type

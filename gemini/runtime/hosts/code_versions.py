@@ -1,6 +1,6 @@
-"""Code versions: whether two hosts have the same source files for the classes of a module.
+"""Code versions: whether two hosts have the same versions of the software, and the same files of a module's classes.
 
-The versions of Gemini, torch and Python are compared in the handshake; this module compares all other files.
+The versions of Gemini, torch and Python are compared before a worker starts, source files where a module is installed.
 """
 
 from __future__ import annotations
@@ -9,11 +9,32 @@ import functools
 import hashlib
 import importlib
 import sys
+from importlib.metadata import version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from torch import nn
+if TYPE_CHECKING:
+    from torch import nn
 
 _COMPARED = ("torch", "gemini", "builtins", "__main__")  # by version; classes of the script travel
+
+
+def versions() -> dict[str, str]:
+    """Return the versions that must be equal on both hosts; imports no framework."""
+    from gemini import __version__
+
+    python = ".".join(map(str, sys.version_info[:2]))
+    return {"gemini": __version__, "torch": version("torch"), "python": python, "byte order": sys.byteorder}
+
+
+def version_differences(mine: dict[str, str], theirs: dict[str, str], remote: str) -> str:
+    """Describe the versions that differ; '' if none do."""
+    found = [
+        f"{name} {mine.get(name, '—')} (this host) and {theirs.get(name, '—')} ({remote})"
+        for name in sorted({*mine, *theirs})
+        if mine.get(name) != theirs.get(name)
+    ]
+    return "; ".join(found)
 
 
 def source_hashes(module: nn.Module) -> dict[str, str]:

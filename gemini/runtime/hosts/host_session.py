@@ -1,17 +1,16 @@
 """Host session: the process of a worker that serves a controller on another host.
 
-    python -c "from gemini.runtime.hosts.host_session import main; main()" CONNECTION STACKS TERMS PARENT
+    python -c "from gemini.runtime.hosts.host_session import main; main()" STACKS TERMS PARENT
 
-The listener has authenticated the controller and hands over the connection; TERMS is a pipe with the key and the other
-agreed values. The process works like any worker, on replicas of the model's tensors: new contents arrive before a
-request, and what a module has written is sent before the reply.
+The supervisor of the host starts it; TERMS is a pipe with what it must know: where to meet the controller, the key of
+the connection, its own address, device and time limit. The process works like any worker, on replicas of the model's
+tensors: new contents arrive before a request, and what a module has written is sent before the reply.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import socket
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -21,23 +20,30 @@ from gemini.runtime.worker.worker_process import Server, configure_process, serv
 
 def main() -> None:
     """Serve until stopped."""
-    connection, stacks, terms, parent = (int(one) for one in sys.argv[1:5])
+    stacks, terms, parent = (int(one) for one in sys.argv[1:4])
     configure_process(stacks, parent)
     with os.fdopen(terms) as pipe:
         agreed = json.load(pipe)
-    serve(lambda: _server(socket.socket(fileno=connection), agreed))
+    serve(lambda: _server(agreed), stacks)
 
 
-def _server(connection: socket.socket, agreed: dict[str, Any]) -> RemoteServer:
+def _server(agreed: dict[str, Any]) -> RemoteServer:
     from gemini.runtime.devices.registry import create_device
     from gemini.runtime.devices.remote_device import gpu_identity
     from gemini.runtime.transport.dist_p2p import P2PChannel
+    from gemini.runtime.transport.gloo_channel import GlooChannel
+    from gemini.runtime.transport.gloo_pair import GlooPair, MeetingPoint
     from gemini.runtime.transport.remote_link import ThreadedRemoteLink
-    from gemini.runtime.transport.tcp_channel import TcpChannel
 
-    channel = TcpChannel(connection, bytes.fromhex(agreed["key"]), 1)
-    gpus = gpu_identity(create_device(agreed["device"], agreed["back_end"])), agreed["gpu"]
-    p2p = P2PChannel(channel, 1, connection.getsockname()[0], agreed["timeout"], gpus)
+    device = create_device(agreed["device"], agreed["back_end"])
+    obstacle = device.obstacle() or ""
+    store = MeetingPoint(*agreed["meeting"]).join(agreed["timeout"])
+    store.set("worker", json.dumps({"obstacle": obstacle, "gpu": "" if obstacle else gpu_identity(device)}))
+    if obstacle:
+        os._exit(0)
+    pair = GlooPair(store, 1, agreed["host"], agreed["timeout"])
+    channel = GlooChannel(pair, bytes.fromhex(agreed["key"]))
+    p2p = P2PChannel(channel, pair, (gpu_identity(device), agreed["gpu"]))
     return RemoteServer(ThreadedRemoteLink(channel, p2p, side=1))
 
 
@@ -50,17 +56,27 @@ class RemoteServer(Server):
         self._replicas: dict[int, Any] = {}  # by module
         self._numbers: dict[int, range] = {}  # of a module's tensors
         self._module_of: dict[int, int] = {}  # by call
+        self._program_of: dict[int, int] = {}  # by kind of step
+        self._last = 0  # the program of the last step
 
     def _answer(self, request: Any, descriptors: list[int]) -> Any:
         from gemini.runtime.protocol import Backward, Forward
+        from gemini.runtime.step_messages import AbortStep, Step, Tasks, stages_module
 
+        if isinstance(request, Tasks):
+            self._program_of[request.key] = request.program
         reply = super()._answer(request, descriptors)
         if isinstance(request, Forward):
             self._module_of = {call: module for call, module in self._module_of.items() if call in self.modules.graphs}
             self._module_of[request.number] = request.module
             self._send_changes(request.module)
         elif isinstance(request, Backward):
-            self._send_changes(self._module_of.get(request.call, -1))
+            self._send_changes(self._module_of.get(request.call, 0))
+        elif isinstance(request, Step):
+            self._last = self._program_of[request.key]
+            self._send_changes(stages_module(self._last))
+        elif isinstance(request, AbortStep):  # what an undone step has written is as before
+            self._send_changes(stages_module(self._last))
         return reply
 
     def _reply(self, request: Any, reply: Any) -> None:
@@ -82,7 +98,11 @@ class RemoteServer(Server):
 
     def _execute(self, request: Any, descriptors: list[int]) -> Any:
         from gemini.runtime.protocol import Forget, InstallReplica, WriteTensors
+        from gemini.runtime.step_messages import RetirePrograms, stages_module
 
+        if isinstance(request, RetirePrograms):
+            for program in request.programs:
+                self._drop_replica(stages_module(program))
         if isinstance(request, WriteTensors):
             if request.module in self._replicas:
                 self._replicas[request.module].apply_changes(request.places, request.tensors)

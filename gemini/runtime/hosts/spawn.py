@@ -11,6 +11,7 @@ import queue
 import subprocess
 import sys
 import threading
+from collections.abc import Mapping
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -23,34 +24,37 @@ _ROOT = str(Path(__file__).resolve().parents[3])
 _BEGIN = "import sys; sys.path[:] = [{root!r}, *filter(None, sys.path)]; from {entry} import main; main()"
 
 Process = subprocess.Popen[bytes]
-Order = tuple["Future[Process]", tuple[int, ...], int, str]
+Order = tuple["Future[Process]", tuple[int, ...], int, str, Mapping[str, str]]
 ENTRY = "gemini.runtime.worker.worker_process"  # for workers on this host
 _orders: dict[int, queue.SimpleQueue[Order]] = {}  # by process: threads do not survive a fork
 
 
-def start_process(descriptors: tuple[int, ...], threads: int, entry: str = ENTRY) -> Process:
-    """Start a worker process that inherits these descriptors."""
+def start_process(
+    descriptors: tuple[int, ...], threads: int, entry: str = ENTRY, environment: Mapping[str, str] | None = None
+) -> Process:
+    """Start a worker process that inherits these descriptors; `environment` are further variables."""
     orders = _orders.get(os.getpid())
     if orders is None:
         orders = _orders[os.getpid()] = queue.SimpleQueue()
         threading.Thread(target=_serve, args=(orders,), name="gemini-starter", daemon=True).start()
     future: Future[Process] = Future()
-    orders.put((future, descriptors, threads, entry))
+    orders.put((future, descriptors, threads, entry, environment or {}))
     return future.result()
 
 
 def _serve(orders: queue.SimpleQueue[Order]) -> None:
     while True:
-        future, descriptors, threads, entry = orders.get()
+        future, descriptors, threads, entry, environment = orders.get()
         try:
-            future.set_result(_start(descriptors, threads, entry))
+            future.set_result(_start(descriptors, threads, entry, environment))
         except BaseException as error:
             future.set_exception(error)
         del future
 
 
-def _start(descriptors: tuple[int, ...], threads: int, entry: str) -> Process:
-    environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), **_ALLOCATOR}
+def _start(descriptors: tuple[int, ...], threads: int, entry: str, more: Mapping[str, str]) -> Process:
+    counts = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+    environment = {**os.environ, **counts, **_ALLOCATOR, **more}
     arguments = [*map(str, descriptors), str(os.getpid())]
     try:
         return subprocess.Popen(

@@ -40,6 +40,10 @@ class TensorMapper(Protocol):
         """All workers, by index."""
         ...
 
+    def number_tensors(self, count: int) -> int:
+        """Return the first of so many numbers for tensors."""
+        ...
+
     def map_tensors(self, segment: Segment, layouts: list[TensorLayout], device: str) -> int:
         """Map tensors of a segment in the workers of a device; return the number of the first."""
         ...

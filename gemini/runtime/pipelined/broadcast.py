@@ -112,7 +112,7 @@ class Broadcast:
         for worker, request in requests.items():
             try:
                 with worker.sending:
-                    worker.link.send(request)
+                    worker.transmit(request)
                 expected[worker, request.number] = "step"
             except ChannelClosed:
                 raise

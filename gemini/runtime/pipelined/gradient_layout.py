@@ -20,7 +20,6 @@ class GradientLayout:
 
     def __init__(self, number: int, gradients: list[Any]) -> None:
         self.number = number
-        self.homes = [home for home, _, _ in gradients]
         self.latest = {home: latest for home, latest, _ in gradients}
         self.row = BufferGroup(header for _, _, header in gradients)
 
@@ -29,16 +28,22 @@ class GradientOrder:
     """The parameters of the gradients of all workers, worker by worker: those in their layouts, then loose ones."""
 
     def __init__(
-        self, layouts: Sequence[GradientLayout], loose: Sequence[Sequence[int]], parameters: Mapping[int, nn.Parameter]
+        self,
+        layouts: Sequence[GradientLayout],
+        loose: Sequence[Sequence[tuple[int, int]]],
+        parameters: Mapping[int, nn.Parameter],
     ) -> None:
         self.layouts = layouts
-        places: dict[int, list[tuple[int, int]]] = {}  # by home: the latest stage that uses it, place
+        places: dict[int, list[tuple[int, int]]] = {}  # by parameter: the latest stage that uses it, place
+        owners: dict[int, nn.Parameter] = {}  # replicas of a parameter have numbers of their own
         at = 0
         for layout, more in zip(layouts, loose, strict=True):
-            for home in (*layout.homes, *more):
-                places.setdefault(home, []).append((layout.latest.get(home, 0), at))
+            for home, latest in (*layout.latest.items(), *more):
+                owner = parameters[home]
+                owners[id(owner)] = owner
+                places.setdefault(id(owner), []).append((latest, at))
                 at += 1
-        self.owners = [parameters[home] for home in places]
+        self.owners = [*owners.values()]
         self._first = [found[0][1] for found in places.values()]
         self._sums = [found for found in places.values() if len(found) > 1]
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import marshal
 import weakref
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
@@ -127,6 +128,7 @@ class Executor:
         self._parameters: dict[int, nn.Parameter] = {}
         self._orders: dict[int, GradientOrder] = {}  # of gradients, by kind of step
         self._places: TensorPositions | None = None  # of the tensors of all stages
+        self._are_replaced = False  # whether a worker on another host has new replicas
         self._known_state: ModelStateLike | None = None  # the model state that the workers have
         self._retired = _retired_programs.setdefault(pool, deque())
         call_when_freed(self, partial(self._retired.append, self.number))
@@ -151,6 +153,7 @@ class Executor:
         ]
         self._tensors = [*itertools.chain.from_iterable(self._held)]
         self._ensure_shared()
+        self._are_replaced = False
         for worker in self.workers:
             numbers = self.program.stages_of(worker.index)
             expect_done(
@@ -179,7 +182,8 @@ class Executor:
         if self._places is not None and self._places.hold(have_shapes=have_shapes):
             return
         for worker, held in zip(self.workers, self._held, strict=True):
-            self.shared_parameters.ensure_shared(held, worker.device)
+            has_new = worker.ensure_stages_shared(self.number, held, self.shared_parameters)
+            self._are_replaced |= has_new and worker.is_remote
         self._places = TensorPositions(self._tensors)
 
     def _refresh_stages(self, state: ModelStateLike | None) -> bool:
@@ -191,8 +195,10 @@ class Executor:
         if not is_known and self._follow is not None:
             self._follow()
         self._ensure_shared(have_shapes=is_known)
-        if self._moves != self.shared_parameters.relocations or any(
-            snapshot.find_change(is_known) for snapshot in self._snapshots
+        if (
+            self._are_replaced
+            or self._moves != self.shared_parameters.relocations
+            or any(snapshot.find_change(is_known) for snapshot in self._snapshots)
         ):
             self.install(self.stages, self._texts)
             is_known = False
@@ -358,7 +364,7 @@ class Executor:
             for number in reply.operands:
                 result.operand_gradients[number] = next(rest)
             result.generator = reply.generator or result.generator
-            result.worker_traces.append((worker.index, reply.trace))
+            result.worker_traces.append((worker.index, _shift_times(reply.trace, worker.clock_offset)))
         order = self._order(kind, layouts, [reply.loose for reply in replies.values()], request)
         result.owners, result.tensors = order.owners, order.by_owner(gradients)
         result.input_gradients = {name: sum_parts(found) for name, found in given.items()}
@@ -366,7 +372,7 @@ class Executor:
         return result
 
     def _order(
-        self, kind: int, layouts: list[GradientLayout], loose: list[list[int]], request: StepRequest
+        self, kind: int, layouts: list[GradientLayout], loose: list[list[tuple[int, int]]], request: StepRequest
     ) -> GradientOrder:
         """Return the parameters of the gradients."""
         known = self._orders.get(kind)
@@ -415,6 +421,14 @@ class Executor:
         else:
             stages = {e.stage for e in self.program.interfaces for port in e.outputs if port.name == name}
         return sorted({places[0] for (stage, _), places in self.program.where.items() if stage in stages})
+
+
+def _shift_times(trace: bytes, seconds: float) -> bytes:
+    """Return marshalled events in the clock of this process."""
+    if not seconds:
+        return trace
+    events = marshal.loads(trace)
+    return marshal.dumps([(kind, at, mid, begin + seconds, end + seconds) for kind, at, mid, begin, end in events])
 
 
 @functools.lru_cache(maxsize=256)

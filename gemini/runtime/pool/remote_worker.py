@@ -1,25 +1,33 @@
 """Remote worker: the handle of a worker on another host. Requested like any other, but it shares no memory.
 
-It has replicas of its modules' tensors. Before each forward and backward the controller sends what the script has
-written since; what the module writes comes back before the reply: see `gemini.runtime.memory.replica_sync`.
+It has replicas of the tensors of its modules and stages. Before each forward, backward and step the controller sends
+what the script has written since; what the worker writes comes back before the reply: see
+`gemini.runtime.memory.replica_sync`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
+import secrets
+import socket
+import time
+from collections.abc import Sequence
 from typing import Any
 
-from gemini.config.host_address import Address, worker_at
-from gemini.errors import WorkerError
+import torch
+
+from gemini.config.host_address import worker_at
+from gemini.errors import ConfigError, Fault, WorkerError
 from gemini.runtime.devices.registry import class_path, create_device
 from gemini.runtime.devices.remote_device import RemoteDevice, gpu_identity
-from gemini.runtime.hosts import shared_secret as secrets
-from gemini.runtime.hosts.code_versions import source_hashes
-from gemini.runtime.hosts.host_connection import RemoteProcess, connect
+from gemini.runtime.hosts.code_versions import source_hashes, version_differences, versions
+from gemini.runtime.hosts.host_agent import RemoteProcess
+from gemini.runtime.hosts.host_cluster import HostCluster
 from gemini.runtime.memory.replica_sync import ReplicaSync
 from gemini.runtime.memory.shared_layout import MisplacedTensor
-from gemini.runtime.memory.shared_parameters import PlacedModule
-from gemini.runtime.pool.worker_failure import LESS_MEMORY, describe_contents
+from gemini.runtime.memory.shared_parameters import PlacedModule, SharedParameters
+from gemini.runtime.pool.worker_failure import LESS_MEMORY, describe_contents, describe_held
 from gemini.runtime.pool.worker_handle import START_TIMEOUT, InternalFault, WorkerHandle, track_worker
 from gemini.runtime.protocol import (
     Backward,
@@ -31,11 +39,13 @@ from gemini.runtime.protocol import (
     Outputs,
     WriteTensors,
 )
-from gemini.runtime.transport.channel import ChannelClosed
+from gemini.runtime.step_messages import RetirePrograms, Stages, Step, Tasks, stages_module
+from gemini.runtime.transport.channel import Channel, ChannelClosed
 from gemini.runtime.transport.dist_p2p import P2PChannel
+from gemini.runtime.transport.gloo_channel import GlooChannel
+from gemini.runtime.transport.gloo_pair import GlooPair
 from gemini.runtime.transport.link import Link
 from gemini.runtime.transport.remote_link import RemoteLink
-from gemini.runtime.transport.tcp_channel import TcpChannel
 
 
 class RemoteWorker(WorkerHandle):
@@ -45,43 +55,85 @@ class RemoteWorker(WorkerHandle):
     output_location = "on its host"
     process: RemoteProcess  # type: ignore[assignment]
 
-    def __init__(self, index: int, timeout: float, team: list[WorkerHandle], name: str, model_device: str) -> None:
-        self._model_device = model_device
+    def __init__(  # noqa: PLR0917
+        self,
+        index: int,
+        timeout: float,
+        team: list[WorkerHandle],
+        names: Sequence[str],
+        home: str,
+        cluster: HostCluster,
+    ) -> None:
+        """`names`: of all workers, as in a device mapping; `home`: the device of the model on this host."""
+        self._model_device, self.cluster = home, cluster
+        own = worker_at(names[index])
+        others = [worker_at(name) for name in names]
+        self._sharing = sum(one is not None and own is not None and one.host == own.host for one in others)
         self.replicas: dict[int, tuple[int, ReplicaSync]] = {}  # by module: number of the first tensor
-        self._placed = 0
         self._module_of: dict[int, int] = {}  # by call with a retained graph
-        super().__init__(index, 0, timeout, team, name)
+        self._program_of: dict[int, int] = {}  # by kind of step
+        super().__init__(index, 0, timeout, team, names[index])
 
     # ── its start ──────────────────────────────────────────────────────────────────────────────────────────────
     def _start(self, threads: int, device: str) -> None:  # noqa: ARG002
-        """Request a process; `await_ready` waits for it, so that all workers start at the same time."""
+        """Start the process; `await_ready` waits for it, so that all workers start at the same time."""
         address = worker_at(device)
         assert address is not None
-        self.address: Address = address
+        self.address = address
         self.device, self.stacks = RemoteDevice(device, create_device(self._model_device)), -1
-        known = secrets.read_secret()
-        request = {
-            "device": address.device,
-            "back_end": class_path(address.device),
-            "timeout": self._start_timeout,
-            "gpu": gpu_identity(self.device),
-        }
-        session, self._answer = connect(address, known, request)
-        self.process = RemoteProcess(address, known, session, self._answer)
-        self.link = Link(TcpChannel(session.connection, session.key, 0))
-        self.link.channel.set_send_timeout(self._start_timeout)
+        agent, said = self.cluster.supervise(self.index, device)
+        different = version_differences(versions(), said["versions"], f"host {address.host}")
+        if different:
+            agent.release()
+            raise ConfigError([Fault(f"other versions: {different}", "install the same versions on all hosts")])
+        self.host, key = said["host"], secrets.token_bytes(32)
+        self._threads = max(1, min(torch.get_num_threads(), said["cores"] // self._sharing))
+        meeting = self.cluster.meeting()
+        terms = {
+            "meeting": meeting, "key": key.hex(), "device": address.device, "back_end": class_path(address.device),
+            "timeout": self._start_timeout, "gpu": gpu_identity(self.device),
+        }  # fmt: skip
+        answer = agent.call("start", self._start_timeout, threads=self._threads, terms=terms)
+        self._path, self._key = answer["path"], key
+        self._store = self.cluster.join(meeting)
+        ours, _ = Channel.pair()
+        self.link = Link(Channel(ours))  # until it is up
+        self.process = RemoteProcess(agent, answer["pid"], self._wake)
         track_worker(self)
         self.team.append(self)
 
+    def _wake(self) -> None:
+        """Close the connection of a worker that has ended, or is lost: gloo does not notice a cut link."""
+        channel = self.link.channel
+        with contextlib.suppress(OSError):
+            channel.connection.shutdown(socket.SHUT_RDWR)
+        if isinstance(channel, GlooChannel):
+            channel.ends.close()
+
     def await_ready(self) -> None:
         """Connect to the process, and wait until it is up."""
-        channel, host = self.link.channel, self.link.channel.connection.getsockname()[0]
+        deadline = time.monotonic() + self._start_timeout
+        while not self._store.check(["worker"]):
+            if self.process.poll() is not None:
+                raise self.report_death()
+            if time.monotonic() > deadline:
+                raise self.report_hang(self._start_timeout)
+            time.sleep(0.01)
+        said = json.loads(self._store.get("worker"))
+        if said["obstacle"]:
+            raise ConfigError([Fault(
+                f"device {self.address.device!r} of {self.address.host}: {said['obstacle']}",
+                "map the worker to a device of that host",
+            )])  # fmt: skip
         try:
-            p2p = P2PChannel(channel, 0, host, self._start_timeout, (gpu_identity(self.device), self._answer["gpu"]))
-        except ChannelClosed:
+            pair = GlooPair(self._store, 0, self.cluster.host, self._start_timeout)
+            channel = GlooChannel(pair, self._key)
+            p2p = P2PChannel(channel, pair, (gpu_identity(self.device), said["gpu"]))
+        except (ChannelClosed, RuntimeError):
             raise self.report_death() from None
+        self.link.close()
         self.link = RemoteLink(channel, p2p)
-        self._say_hello(self._answer["threads"], self._answer["path"], self.address.device)
+        self._say_hello(self._threads, self._path, self.address.device)
         super().await_ready()
 
     @property
@@ -91,35 +143,44 @@ class RemoteWorker(WorkerHandle):
     @property
     def title(self) -> str:
         """With its host."""
-        return f"worker {self.index} (process {self.process.pid} at {self.address.place})"
+        return f"worker {self.index} (process {self.process.pid} on {self.address.host})"
 
     # ── asking ─────────────────────────────────────────────────────────────────────────────────────────────────
     def ask(self, request: Any, what: str, descriptors: tuple[int, ...] = (), timeout: float = 0.0) -> Any:
-        """Send the changes that a request relies on, then the request."""
-        reply = super().ask(
-            lambda: self._prepare(request() if callable(request) else request), what, descriptors, timeout
-        )
+        """Send a request and wait for its reply."""
+        reply = super().ask(request, what, descriptors, timeout)
         if not isinstance(reply, Outputs) or not any(reply.differentiable):  # no backward follows
             self._module_of.pop(getattr(reply, "number", 0), None)
         return reply
 
-    def _prepare(self, request: Any) -> Any:
-        """Send changes of tensors. The thread has the right to send and sends the request next."""
+    def transmit(self, request: Any, descriptors: tuple[int, ...] = ()) -> None:
+        """Send the changes of tensors that a request relies on, then the request."""
         self.link.shared_numbers = {}  # a parameter among the arguments travels by value: replicas belong to one module
+        self._prepare(request)
+        super().transmit(request, descriptors)
+
+    def _prepare(self, request: Any) -> None:
         if isinstance(request, Forward):
             self._module_of[request.number] = request.module
             self._refresh(request.module)
         elif isinstance(request, Backward):
-            self._refresh(self._module_of.get(request.call, -1))
+            self._refresh(self._module_of.get(request.call, 0))
         elif isinstance(request, InstallReplica):
             self._module_of = {call: one for call, one in self._module_of.items() if one in self.replicas}
-        elif isinstance(request, InstallModules):
-            for module in request.modules:
+        elif isinstance(request, Step):
+            self._refresh(stages_module(self._program_of[request.key]))
+            return  # its `dropped` are steps
+        elif isinstance(request, Tasks):
+            self._program_of[request.key] = request.program
+        elif isinstance(request, RetirePrograms):
+            self.forget_modules([stages_module(program) for program in request.programs])
+        elif isinstance(request, (InstallModules, Stages)):
+            modules = request.modules if isinstance(request, InstallModules) else [stages_module(request.program)]
+            for module in modules:
                 first, sync = self.replicas[module]
                 self.link.shared_numbers = {id(tensor): number for number, tensor in enumerate(sync.tensors, first)}
         for call in getattr(request, "dropped", ()):
             self._module_of.pop(call, None)
-        return request
 
     def _refresh(self, module: int) -> None:
         found = self.replicas.get(module)
@@ -146,22 +207,30 @@ class RemoteWorker(WorkerHandle):
         for tensor in module.tensors:
             if tensor.device != module.shared_parameters.model_device:
                 raise MisplacedTensor(f"a tensor of it is on {tensor.device}, its worker's on {self.address}")
-        found = self.replicas.get(module.number)
-        if found is not None and found[1].fits(module.tensors):
-            found[1].tensors = list(module.tensors)
+        sources = source_hashes(module.module)
+        return self._ensure_replica(module.number, module.tensors, module.shared_parameters, sources, module.name)
+
+    def ensure_stages_shared(self, program: int, tensors: list[torch.Tensor], shared: SharedParameters) -> bool:
+        """Give the worker replicas of the tensors of its stages, each once."""
+        own = [*{id(tensor): tensor for tensor in tensors}.values()]
+        return self._ensure_replica(stages_module(program), own, shared, {}, "its stages")
+
+    def _ensure_replica(
+        self, number: int, tensors: list[torch.Tensor], shared: SharedParameters, sources: dict[str, str], name: str
+    ) -> bool:
+        found = self.replicas.get(number)
+        if found is not None and found[1].fits(tensors):
+            found[1].tensors = list(tensors)
             return False
-        module.shared_parameters.pool.flush_forgotten()
-        sync, first = ReplicaSync(module.tensors), self._placed
-        self._placed += len(module.tensors)
-        request = InstallReplica(
-            self.next_number(), module.number, first, sync.layouts, source_hashes(module.module), sync.known
-        )  # fmt: skip
-        reply = self.ask(request, f"take the tensors of {module.name}")
+        shared.pool.flush_forgotten()
+        sync, first = ReplicaSync(tensors), shared.pool.number_tensors(len(tensors))
+        request = InstallReplica(self.next_number(), number, first, sync.layouts, sources, sync.known)
+        reply = self.ask(request, f"take the tensors of {name}")
         if not isinstance(reply, Done):
             raise MisplacedTensor(
                 f"the worker cannot take it: {getattr(reply, 'reason', reply)!s:.300}".partition("\n")[0]
             )
-        self.replicas[module.number] = first, sync
+        self.replicas[number] = first, sync
         return True
 
     def release_module(self, module: PlacedModule) -> None:
@@ -178,7 +247,17 @@ class RemoteWorker(WorkerHandle):
     # ── its end ────────────────────────────────────────────────────────────────────────────────────────────────
     def _explain_kill(self) -> tuple[str, str]:
         contents = f"it held {describe_contents(self.contents)}" if self.contents else ""
-        return contents, f"out of memory shows as SIGKILL: see the log of {self.address.place}; {LESS_MEMORY}"
+        return contents, f"out of memory shows as SIGKILL: see the kernel log of {self.address.host}; {LESS_MEMORY}"
+
+    def report_death(self) -> WorkerError:
+        """End the pool after the death of this worker, or the loss of its host."""
+        if not self.loss and self.process.lost:
+            where = f"host {self.address.host} is lost: {self.process.lost}"
+            return self._lose(
+                f"{self.title}: {where}; its last action: {self.last}; {describe_held(self.contents)}\n"
+                "    → check its network and power; the script continues on this host where the model fits"
+            )
+        return super().report_death()
 
     def _read_stacks(self) -> str:
         return self.process.stacks

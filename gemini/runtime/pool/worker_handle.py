@@ -30,7 +30,7 @@ from gemini.ir.autograd_modes import Region
 from gemini.runtime.devices.host_memory import count_oom_kills
 from gemini.runtime.devices.registry import class_path, create_device
 from gemini.runtime.hosts import spawn
-from gemini.runtime.memory.shared_parameters import PlacedModule
+from gemini.runtime.memory.shared_parameters import PlacedModule, SharedParameters
 from gemini.runtime.pool.reply_mailbox import ReplyMailbox
 from gemini.runtime.pool.signals import GRACE, DeferredSignals, has_pending_signal
 from gemini.runtime.pool.worker_failure import STACKS, describe_exit, describe_held, explain_failure, explain_kill
@@ -62,6 +62,7 @@ class WorkerHandle:
 
     is_remote = False  # shares the memory of this host
     output_location = "above"
+    host = ""  # its address, if it is another host
 
     def __init__(self, index: int, threads: int, timeout: float, team: list[WorkerHandle], device: str = "cpu") -> None:
         self.index, self.timeout, self.team = index, timeout, team
@@ -75,6 +76,7 @@ class WorkerHandle:
         self._numbers = itertools.count(1)
         self._last_modes: tuple[Any, bytes] = (None, b"")  # region and generator state of the last call
         self.sending = threading.Lock()
+        self.clock_offset = 0.0  # seconds from its clock to that of this process
         self._start(threads, device)
 
     def _start(self, threads: int, device: str) -> None:
@@ -107,6 +109,7 @@ class WorkerHandle:
         ready = self._receive(max(self.timeout, START_TIMEOUT))
         if not isinstance(ready, Ready) or ready.secret != self.secret:
             raise self._lose(f"worker {self.index} sent an unexpected first message: {ready!r:.100}")
+        self.clock_offset = time.perf_counter() - ready.clock if self.is_remote else 0.0  # late by one message
         self.link.set_device(self.device)
 
     @property
@@ -134,7 +137,7 @@ class WorkerHandle:
                 with self.sending:
                     try:
                         request = request() if callable(request) else request
-                        self.link.send(request, descriptors)
+                        self.transmit(request, descriptors)
                     except BaseException:
                         self._last_modes = (None, b"")
                         raise
@@ -153,6 +156,10 @@ class WorkerHandle:
             pending, self.pending_error = self.pending_error, None
             raise InternalFault(f"a warning was turned into an error: {pending}")
         return reply
+
+    def transmit(self, request: Any, descriptors: tuple[int, ...] = ()) -> None:
+        """Send a request; the thread has the right to send."""
+        self.link.send(request, descriptors)
 
     def check_reply(self, reply: Any, what: str) -> None:
         """Raise InternalFault for a reply that cannot be rebuilt, or for a request that could not be sent."""
@@ -218,6 +225,10 @@ class WorkerHandle:
         Raise MisplacedTensor if a tensor cannot be shared.
         """
         return module.shared_parameters.ensure_shared(module.tensors, self.device)
+
+    def ensure_stages_shared(self, program: int, tensors: list[torch.Tensor], shared: SharedParameters) -> bool:  # noqa: ARG002
+        """Give the worker access to the tensors of its stages; return whether it must be sent the stages again."""
+        return shared.ensure_shared(tensors, self.device)
 
     def release_module(self, module: PlacedModule) -> None:
         """Release a module that runs in the controller from now on."""

@@ -18,6 +18,7 @@ from typing import Any
 
 from gemini.config.host_address import is_address
 from gemini.runtime.devices.base import Segment
+from gemini.runtime.hosts.host_cluster import HostCluster
 from gemini.runtime.memory.shared_tensor import SharedTable
 from gemini.runtime.pool.remote_worker import RemoteWorker
 from gemini.runtime.pool.worker_handle import InternalFault, WorkerHandle
@@ -41,23 +42,29 @@ class WorkerPool:
         model_device: str = "cpu",
         *,
         in_background: bool = False,
+        cluster: HostCluster | None = None,
     ) -> None:
-        """Start the workers; with `in_background`, return before they are up (`await_ready`)."""
+        """Start the workers, those on other hosts by a cluster, whose end they decide.
+
+        With `in_background`, return before they are up (`await_ready`).
+        """
         self.owner, self._process = os.getpid(), _process[0]
         self.workers: list[WorkerHandle] = []
         self.number = 0
         self.placed = 0  # tensors in shared memory
         self.shared = SharedTable()
         self._forgotten: deque[tuple[list[int], list[int], list[Segment]]] = deque()
-        weakref.finalize(self, _end, self.workers, self.owner).atexit = False
+        self.cluster = cluster
+        weakref.finalize(self, _end, self.workers, self.owner, cluster).atexit = False
         try:
-            for index, device in enumerate(devices or ["cpu"] * count):
-                if is_address(device):
-                    RemoteWorker(index, timeout, self.workers, device, model_device)
+            names = devices or ["cpu"] * count
+            for index, device in enumerate(names):
+                if cluster is not None and is_address(device):
+                    RemoteWorker(index, timeout, self.workers, names, model_device, cluster)
                 else:
                     WorkerHandle(index, threads, timeout, self.workers, device)
         except BaseException:
-            _end(self.workers, self.owner)
+            _end(self.workers, self.owner, cluster)
             raise
         self._starting = [*self.workers]
         _ALL.add(self)
@@ -71,7 +78,7 @@ class WorkerPool:
                 self._starting[0].await_ready()
                 self._starting.pop(0)
         except BaseException:
-            _end(self.workers, self.owner)
+            _end(self.workers, self.owner, self.cluster)
             raise
 
     @property
@@ -105,12 +112,16 @@ class WorkerPool:
             with contextlib.suppress(ChannelClosed):
                 worker.link.send(Preload(names))
 
+    def number_tensors(self, count: int) -> int:
+        """Return the first of so many numbers for tensors, unique across the workers."""
+        first, self.placed = self.placed, self.placed + count
+        return first
+
     def map_tensors(self, segment: Segment, layouts: list[TensorLayout], device: str) -> int:
         """Map tensors of the model in the workers of a device; return the number of the first."""
         self.flush_forgotten()
         shared, descriptors = segment.shared()
-        first = self.placed
-        self.placed += len(layouts)
+        first = self.number_tensors(len(layouts))
         for worker in self.workers:
             if worker.device.name == device:
                 request = MapTensors(worker.next_number(), segment.size, shared, first, layouts)
@@ -143,13 +154,17 @@ class WorkerPool:
             deadline = time.monotonic() + _EXIT_TIMEOUT
             for worker in self.workers:
                 worker.await_exit(deadline)
+            if self.cluster is not None:
+                self.cluster.close()
         self.workers = []
 
 
-def _end(workers: list[WorkerHandle], owner: int) -> None:
+def _end(workers: list[WorkerHandle], owner: int, cluster: HostCluster | None) -> None:
     if os.getpid() == owner:
         for worker in workers:
             worker.kill()
+        if cluster is not None:
+            cluster.close()
 
 
 def _check_done(worker: WorkerHandle, reply: Any) -> None:

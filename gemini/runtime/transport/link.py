@@ -9,6 +9,7 @@ frames are authenticated. Tensors of the model that live in shared memory are se
 from __future__ import annotations
 
 import marshal
+import select
 import threading
 from typing import Any, ClassVar, NamedTuple
 
@@ -43,6 +44,21 @@ class Link:
     def set_device(self, device: Device) -> None:
         """Set the device on which the worker computes."""
         self.transport = TensorTransport(device)
+
+    @property
+    def has_more(self) -> bool:
+        """Whether a message has arrived that polling would miss."""
+        return self.channel.has_more
+
+    def fileno(self) -> int:
+        """Return the descriptor to poll for messages."""
+        return self.channel.fileno()
+
+    def has_room(self, timeout_ms: int) -> bool:
+        """Whether a message can be sent without waiting for the receiver."""
+        room = select.poll()
+        room.register(self.channel.fileno(), select.POLLOUT)
+        return bool(room.poll(timeout_ms))
 
     def send(self, message: Any, descriptors: tuple[int, ...] = (), wait: bool = True) -> bool:
         """Send a value and descriptors; raise what pickling raises before anything is sent.
@@ -102,6 +118,7 @@ class Link:
             descriptors = self.transport.open_segments(segments, descriptors)
             self.transport.release(released)
             self.classes.add_announced(new_classes)
+        self.transport.take_in(headers)
         tensors = [None if header is None else self._tensor(header) for header in headers]
         message = self.plain[kind](*fields, tensors) if kind else self._unpack(fields[0], fields[1], tensors)
         return message, descriptors

@@ -6,8 +6,10 @@ A tensor on the model's device arrives on the worker's device and vice versa; on
 from __future__ import annotations
 
 import itertools
+import os
 import queue
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -15,7 +17,7 @@ import torch
 from gemini.runtime.devices.base import Device, Segment
 from gemini.runtime.devices.cpu import Cpu
 from gemini.runtime.transport import tensor_header
-from gemini.runtime.transport.channel import Channel
+from gemini.runtime.transport.channel import Channel, ChannelClosed
 from gemini.runtime.transport.dist_p2p import P2PChannel
 from gemini.runtime.transport.link import Link
 from gemini.runtime.transport.shm_pool import Slab
@@ -42,9 +44,9 @@ class SendBuffers:
         """Return the buffer, to write."""
         return self._waiting[slab.segment]
 
-    def transmit(self, slab: Slab) -> None:
-        """Send a buffer."""
-        self.p2p.send(self._waiting.pop(slab.segment))
+    def pop(self, slab: Slab) -> torch.Tensor:
+        """Return a buffer, to be sent."""
+        return self._waiting.pop(slab.segment)
 
     def release(self, slabs: list[Slab]) -> None:
         """Drop buffers that will not be sent."""
@@ -69,19 +71,20 @@ class ReceiveBuffers:
     def __init__(self, p2p: P2PChannel, device: Device) -> None:
         self.p2p, self.device, self.where = p2p, device, device.where
         self.is_main = self.where.type == "cpu"
+        self._arrived: dict[int, torch.Tensor] = {}  # by segment
 
     pending_releases = 0
     has_updates = False  # no memory is shared
 
+    def prepare(self, slab: Slab) -> torch.Tensor:
+        """Return memory for the bytes of a slab."""
+        memory = torch.empty(slab.size, dtype=torch.uint8, device=self.p2p.memory(self.device.where))
+        self._arrived[slab.segment] = memory
+        return memory
+
     def view(self, slab: Slab, size: int) -> torch.Tensor:  # noqa: ARG002
-        """Receive the next bytes."""
-        try:
-            found = torch.empty(size, dtype=torch.uint8, device=self.p2p.memory(self.device.where))
-        except BaseException:
-            self.p2p.channel.is_broken = True
-            raise
-        self.p2p.receive(found)
-        return found.to(self.device.where)
+        """Return the bytes of a slab that have arrived."""
+        return self._arrived.pop(slab.segment).to(self.device.where)
 
     def pop_released(self) -> list[tuple[int, int, int]]:
         """Return nothing: no memory is shared."""
@@ -91,11 +94,14 @@ class ReceiveBuffers:
         """Do nothing: no memory is shared."""
 
     def forget(self) -> None:
-        """Do nothing: no memory is shared."""
+        """Drop what has arrived."""
+        self._arrived = {}
 
 
 class RemoteTensorTransport(TensorTransport):
     """Both directions of one end, without shared memory."""
+
+    shares_memory = False
 
     def __init__(self, device: Device, p2p: P2PChannel) -> None:
         super().__init__(device)
@@ -104,13 +110,36 @@ class RemoteTensorTransport(TensorTransport):
         ]
         self.buffers, self.borrowed = buffers_by_device, None
 
+        self._p2p = p2p
+
     def transmit(self, headers: list[tuple[int, Any] | None]) -> None:
         """Send the contents of the tensors of a frame that has been sent."""
-        for header in headers:
-            if header is not None and header[0] >= 0:
-                pool: Any = self.buffers[header[0]].pool
-                for slab in tensor_header.slabs_of(header[1]):
-                    pool.transmit(Slab(*slab))
+        found = [self._pool(at).pop(slab) for at, slab in _slabs(headers)]
+        if found:
+            self._p2p.send(found)
+
+    def take_in(self, headers: list[tuple[int, Any] | None]) -> None:
+        """Receive the contents of the tensors of a frame that has arrived, all at once."""
+        try:
+            memory = [self._mapped(at).prepare(slab) for at, slab in _slabs(headers)]
+        except BaseException:
+            self._p2p.channel.is_broken = True
+            raise
+        if memory:
+            self._p2p.receive(memory)
+
+    def _pool(self, at: int) -> Any:
+        return self.buffers[at].pool
+
+    def _mapped(self, at: int) -> Any:
+        return self.buffers[at].mapped
+
+
+def _slabs(headers: list[tuple[int, Any] | None]) -> Iterator[tuple[int, Slab]]:
+    """Yield the slabs of headers, with the places of their devices, in the order in which they travel."""
+    for header in headers:
+        if header is not None and header[0] >= 0:
+            yield from ((header[0], Slab(*slab)) for slab in tensor_header.slabs_of(header[1]))
 
 
 def _ends(p2p: P2PChannel, device: Device) -> tuple[Any, Any]:
@@ -142,7 +171,17 @@ class ThreadedRemoteLink(RemoteLink):
     def __init__(self, channel: Channel, p2p: P2PChannel, side: int = 0) -> None:
         super().__init__(channel, p2p, side)
         self._arrived: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._count = os.eventfd(0, os.EFD_SEMAPHORE | os.EFD_CLOEXEC)  # of messages that have arrived, to poll
         threading.Thread(target=self._receive_all, name="gemini-inbox", daemon=True).start()
+
+    @property
+    def has_more(self) -> bool:
+        """Polling misses nothing."""
+        return False
+
+    def fileno(self) -> int:
+        """Return the descriptor to poll: the channel itself is read by the thread."""
+        return self._count
 
     def receive(self, timeout: float | None = None) -> tuple[Any, list[int]] | None:
         """Return the next message; None if none arrives in time."""
@@ -151,14 +190,45 @@ class ThreadedRemoteLink(RemoteLink):
         except queue.Empty:
             return None
         if isinstance(found, BaseException):
-            self._arrived.put(found)  # for later calls
+            self._arrived.put(found)  # for later calls; the descriptor stays readable
             raise found
+        os.eventfd_read(self._count)
         message: tuple[Any, list[int]] = found
         return message
 
     def _receive_all(self) -> None:
         try:
             while True:
-                self._arrived.put(super().receive())
+                self._put(super().receive())
         except BaseException as error:
-            self._arrived.put(error)
+            self._put(error)
+
+    def _put(self, found: Any) -> None:
+        self._arrived.put(found)
+        os.eventfd_write(self._count, 1)
+
+
+class PeerRemoteLink(ThreadedRemoteLink):
+    """A remote link between workers: it sends in a thread, too, so that transfers overlap with computation."""
+
+    def __init__(self, channel: Channel, p2p: P2PChannel, side: int, device: Device) -> None:
+        super().__init__(channel, p2p, side)
+        self.set_device(device)
+        self._leaving: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        threading.Thread(target=self._send_all, name="gemini-outbox", daemon=True).start()
+
+    def has_room(self, timeout_ms: int) -> bool:  # noqa: ARG002
+        """Messages wait in memory."""
+        return True
+
+    def _send(self, kind: str, fields: tuple[Any, ...], headers: list[Any], descriptors: tuple[int, ...]) -> None:
+        if self.channel.is_broken:
+            raise ChannelClosed("it is broken")
+        self._leaving.put((kind, fields, headers, descriptors))
+
+    def _send_all(self) -> None:
+        try:
+            while True:
+                super()._send(*self._leaving.get())
+        except ChannelClosed:
+            self.channel.is_broken = True  # the receiving thread reports it

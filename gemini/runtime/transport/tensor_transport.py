@@ -40,6 +40,8 @@ class SegmentAnnouncement(NamedTuple):
 class TensorTransport:
     """Both directions of one end."""
 
+    shares_memory = True
+
     def __init__(self, device: Device | None = None) -> None:
         self.device = device or Cpu()
         devices = [self.device] if self.device.owns(torch.empty(0)) else [self.device, Cpu()]
@@ -59,6 +61,9 @@ class TensorTransport:
     def read(self, header: tuple[int, Any]) -> torch.Tensor:
         """Return the tensor of a header."""
         return tensor_header.read(self.buffers[header[0]].mapped, header[1])
+
+    def take_in(self, headers: list[tuple[int, Any] | None]) -> None:
+        """Make the contents of a message readable: in shared memory, they are."""
 
     def borrow(self, group: BufferGroup) -> list[torch.Tensor]:
         """Return the tensors of a group of parts of slabs."""

@@ -58,6 +58,39 @@ class BufferLayout(NamedTuple):
         return BufferLayout(end, small, large)
 
 
+class LooseGradients:
+    """The gradients of one worker in one step, where no memory is shared: they travel like any other tensor."""
+
+    group: GroupGradients | None = None
+
+    def __init__(self, parameters: Iterable[torch.Tensor]) -> None:
+        self._parameters = list(parameters)
+
+    def into(self, parameter: torch.Tensor) -> tuple[torch.Tensor, bool]:
+        """Return the tensor to add to, and whether it is empty and must be overwritten."""
+        had = parameter.grad
+        if had is not None:
+            return had, False
+        made = parameter.grad = torch.empty_like(parameter, requires_grad=False)
+        return made, True
+
+    def adopt(self, parameters: Iterable[torch.Tensor]) -> None:
+        """Do nothing: gradients stay where autograd has allocated them."""
+
+    def is_loose(self, gradient: torch.Tensor) -> bool:  # noqa: ARG002
+        """Whether a gradient travels with the reply: all do."""
+        return True
+
+    def hand_over(self) -> list[SharedGradient]:
+        """Return nothing: all gradients are among the tensors of the reply."""
+        return []
+
+    def discard(self) -> None:
+        """Free the gradients of a failed step."""
+        for parameter in self._parameters:
+            parameter.grad = None
+
+
 class GradientBuffers:
     """The gradients of one worker in one step; also set as `grad` of the parameters, to which autograd adds."""
 
@@ -109,6 +142,10 @@ class GradientBuffers:
     def _device_buffers(self, parameter: torch.Tensor) -> tuple[int, DeviceBuffers]:
         devices = enumerate(self.link.transport.buffers)
         return next((at, buffers) for at, buffers in devices if buffers.device.owns(parameter))
+
+    def is_loose(self, gradient: torch.Tensor) -> bool:
+        """Whether a gradient travels with the reply: the controller maps those of dense layout."""
+        return gradient.layout is not torch.strided
 
     def hand_over(self) -> list[SharedGradient]:
         """Return all gradients, which belong to the controller from now on, unless the step fails in another worker."""

@@ -1,8 +1,8 @@
 """Peer links: the links of a worker to other workers, and the messages that have arrived over them.
 
-A sender never waits for a receiver: contents are in shared memory, and while a socket is full the sender takes in what
-has arrived. Two workers that send to each other at the same time therefore cannot block. While a worker waits for its
-peers it also listens to the controller, which may abort the step.
+A sender never waits for a receiver: contents are in shared memory, or leave in a thread (between hosts), and while a
+socket is full the sender takes in what has arrived. Two workers that send to each other at the same time therefore
+cannot block. While a worker waits for its peers it also listens to the controller, which may abort the step.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class PeerLinks:
         self.postponed: deque[tuple[Any, list[int]]] = deque()  # requests that arrived during a step
         self.abort: AbortStep | None = None
         self._poll = select.poll()
-        self._poll.register(control.channel.fileno(), select.POLLIN)
+        self._poll.register(control.fileno(), select.POLLIN)
         self._by_descriptor: dict[int, int] = {}
         self._early: list[PeerMessage] = []  # messages of steps that this worker has not begun
         self.opened: dict[tuple[int, int], Segment] = {}  # gradient memory of other workers: worker, segment
@@ -42,8 +42,8 @@ class PeerLinks:
     def add(self, peer: int, link: Link) -> None:
         """Add a link to another worker."""
         self.links[peer] = link
-        self._by_descriptor[link.channel.fileno()] = peer
-        self._poll.register(link.channel.fileno(), select.POLLIN)
+        self._by_descriptor[link.fileno()] = peer
+        self._poll.register(link.fileno(), select.POLLIN)
 
     def begin(self, step: int, sink: Callable[[PeerMessage], None]) -> None:
         """Start a step: its messages go to `sink` from now on."""
@@ -62,11 +62,9 @@ class PeerLinks:
     def send(self, peer: int, message: PeerMessage, descriptors: tuple[int, ...] = ()) -> None:
         """Send a message to a peer."""
         link = self.links[peer]
-        room = select.poll()
-        room.register(link.channel.fileno(), select.POLLOUT)
-        while not room.poll(0):
+        while not link.has_room(0):
             self.receive(0)
-            room.poll(1)
+            link.has_room(1)
         try:
             link.send(message, descriptors)
         except ChannelClosed:
@@ -82,7 +80,7 @@ class PeerLinks:
     # ── receiving ────────────────────────────────────────────────────────────────────────────────────────────────
     def receive(self, timeout: int | None = None) -> None:
         """Take in what has arrived; wait for something for `timeout` milliseconds, None without limit."""
-        if self.control.channel.has_more:  # it arrived together with the request for the step
+        if self.control.has_more:  # it arrived together with the request for the step
             self._receive_control()
             timeout = 0
         for descriptor, _ in self._poll.poll(timeout):
@@ -125,12 +123,12 @@ class PeerLinks:
     def _handle_lost(self, peer: int | None = None) -> None:
         """Wait for the controller after a peer is gone: it aborts the step or ends this process."""
         if peer is not None:
-            descriptor = self.links[peer].channel.fileno()
+            descriptor = self.links[peer].fileno()
             if descriptor in self._by_descriptor:
                 self._poll.unregister(descriptor)
                 del self._by_descriptor[descriptor]
         waiting = select.poll()
-        waiting.register(self.control.channel.fileno(), select.POLLIN)
+        waiting.register(self.control.fileno(), select.POLLIN)
         self._receive_control()
         while self.abort is None:
             waiting.poll()

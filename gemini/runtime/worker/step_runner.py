@@ -26,7 +26,7 @@ from gemini.ir.autograd_modes import Region
 from gemini.random_numbers.rng_state import get_state, set_state
 from gemini.random_numbers.sliced_rng import RandomOpsDiffer, SlicedRandomOps
 from gemini.runtime.step_messages import PeerMessage, Step, Stepped
-from gemini.runtime.worker.gradient_buffers import GradientBuffers
+from gemini.runtime.worker.gradient_buffers import GradientBuffers, LooseGradients
 from gemini.runtime.worker.microbatch_inputs import MicrobatchInputs
 from gemini.runtime.worker.p2p import PeerLinks, StepAborted
 from gemini.runtime.worker.program_state import InstalledProgram, WorkerPlan
@@ -51,7 +51,7 @@ class StepBackup(NamedTuple):
     """The state before a step: buffers, and the gradient buffers to free."""
 
     buffers: list[tuple[LiveStage, list[tuple[int, torch.Tensor]]]]
-    gradients: GradientBuffers
+    gradients: GradientBuffers | LooseGradients
 
     def restore(self) -> None:
         """Restore it."""
@@ -77,7 +77,12 @@ class StepRunner:
         self.mailbox = ValueMailbox(plan.local_readers)
         self.inputs = MicrobatchInputs(request.inputs, request.numbers, request.tensors, request.sizes)
         self.operands = MicrobatchInputs(request.operands, [], request.tensors, request.sizes)
-        self.gradients = GradientBuffers(control, plan.places, plan.group_gradients())
+        shares = control.transport.shares_memory
+        self.gradients: GradientBuffers | LooseGradients = (
+            GradientBuffers(control, plan.places, plan.group_gradients())
+            if shares
+            else LooseGradients(self.program.parameters)
+        )
         self.graphs: dict[tuple[int, int], MicrobatchGraph] = {}
         self.delayed: dict[
             tuple[int, int], deque[DelayedGrad]
@@ -406,7 +411,7 @@ class StepRunner:
         self._sum_partial_gradients()
         if not any(self.plan.reports(stage) for stage in self.plan.stages):
             return self._report_nothing()
-        loose = [p for p in self.program.parameters if p.grad is not None and p.grad.layout is not torch.strided]
+        loose = [p for p in self.program.parameters if p.grad is not None and self.gradients.is_loose(p.grad)]
         tensors: list[Any] = [parameter.grad for parameter in loose]
         shared = self.gradients.hand_over()
         if self.gradients.group is not None and not self.gradients.group.is_handed_over(shared):
@@ -425,7 +430,7 @@ class StepRunner:
         ]
         return Stepped(
             self.request.number, *self.plan.layout(gradients, self.request.layout),
-            [numbers[id(parameter)] for parameter in loose], self.root is not None, given,
+            [(numbers[id(one)], latest.get(id(one), 0)) for one in loose], self.root is not None, given,
             [number for number, _ in operand_gradients],
             self.rng_states.get(drawing[-1], b"") if drawing else b"", marshal.dumps(self.trace), tensors,
         )  # fmt: skip

@@ -13,11 +13,13 @@ from gemini.capture import torch_flags
 from gemini.collectives.shared_memory_group import SharedMemoryGroup
 from gemini.malloc import keep_freed_memory, trim
 from gemini.pipe.live_stages import load_module
+from gemini.runtime.devices.base import Device
 from gemini.runtime.protocol import Done, Refused
 from gemini.runtime.step_messages import (
     ABORTED,
     AbortStep,
     Connect,
+    ConnectHosts,
     Fetch,
     Fetched,
     JoinGroup,
@@ -31,7 +33,11 @@ from gemini.runtime.step_messages import (
 from gemini.runtime.tracebacks import find_scope
 from gemini.runtime.transport.channel import Channel
 from gemini.runtime.transport.code_dependencies import stub_modules
+from gemini.runtime.transport.dist_p2p import P2PChannel
+from gemini.runtime.transport.gloo_channel import GlooChannel
+from gemini.runtime.transport.gloo_pair import GlooPair, MeetingPoint
 from gemini.runtime.transport.link import Link
+from gemini.runtime.transport.remote_link import PeerRemoteLink
 from gemini.runtime.worker.module_server import build_raised
 from gemini.runtime.worker.p2p import PeerLinks, StepAborted
 from gemini.runtime.worker.program_state import InstalledProgram, WorkerPlan
@@ -76,6 +82,8 @@ class StepServer:
             link = Link(Channel(socket.socket(fileno=descriptors[0])), side=request.side)
             link.set_device(self.control.transport.device)
             self.peers.add(request.peer, link)
+        elif isinstance(request, ConnectHosts):
+            self.peers.add(request.peer, connect_hosts(request, self.control.transport.device))
         elif isinstance(request, JoinGroup):
             self._join(request, descriptors[0])
         elif isinstance(request, Sources):
@@ -161,6 +169,14 @@ class StepServer:
         mids = sorted(parts)
         found = [parts[mid] for mid in mids]
         return Fetched(request.number, mids, found if request.how == PARTS else [combine_parts(found, request.how)])
+
+
+def connect_hosts(request: ConnectHosts, device: Device) -> Link:
+    """Return a link to a worker on another host, once it is there, too."""
+    store = MeetingPoint(*request.meeting).join(request.seconds)
+    pair = GlooPair(store, request.side, request.host, request.seconds)
+    channel = GlooChannel(pair, request.key)
+    return PeerRemoteLink(channel, P2PChannel(channel, pair), request.side, device)
 
 
 def _describe_place(raised: StageRaised) -> str:

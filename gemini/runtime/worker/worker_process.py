@@ -19,6 +19,7 @@ import os
 import signal
 import socket
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -106,7 +107,7 @@ class Server:
         device.prepare()
         self.link.set_device(device)
         self.modules.device = device
-        self.link.send(self.protocol.Ready(hello.secret, os.getpid()))
+        self.link.send(self.protocol.Ready(hello.secret, os.getpid(), time.perf_counter()))
         while True:
             request, descriptors = (self.steps and self.steps.next()) or self.link.receive()
             if isinstance(request, stop):

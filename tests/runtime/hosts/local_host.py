@@ -1,70 +1,81 @@
-"""A host for tests: `gemini worker` in its own process, at the loopback address."""
+"""A cluster for tests whose other host is this one, at the loopback address.
+
+Supervisors, workers, frames and tensors are those of any cluster; only what carries the requests to supervisors is a
+call of this process.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
-import queue
-import re
-import subprocess
-import sys
-import threading
-import time
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
+import torch.distributed as dist
+
+from gemini.config.host_address import worker_at
+from gemini.errors import WorkerError
+from gemini.runtime.hosts.host_agent import HostAgent
+from gemini.runtime.hosts.host_supervisor import HostSupervisor
+from gemini.runtime.pool.worker_pool import WorkerPool
+from gemini.runtime.transport.gloo_pair import MeetingPoint
+
+HOST = "127.0.0.1"
+CPU = f"{HOST}/cpu"  # as in a device mapping
 ROOT = Path(__file__).parents[3]
-SECRET = b"the secret of these tests, sixteen bytes and more"
 
 
-class Host:
-    """A listener; ended with `close`."""
+class LoopbackAgent:
+    """Calls a supervisor; `is_cut`: nothing answers any more."""
 
-    def __init__(self, folder: Path, *options: str, secret: bytes = SECRET, begin: str = "") -> None:
-        self.secret_file = folder / "secret"
-        self.secret_file.write_bytes(secret)
-        self.secret_file.chmod(0o600)
-        code = f"{begin}\nfrom gemini.cli.main import main; raise SystemExit(main())"
-        arguments = ["worker", "--listen", "127.0.0.1:0", "--threads", "1", "--secret-file", str(self.secret_file)]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent)}
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", code, *arguments, *options],
-            cwd=ROOT,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=environment,
-        )
-        self.said: list[str] = []
-        self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
-        threading.Thread(target=self._read, daemon=True).start()
-        try:
-            self.place = self.wait_for(r"listening at (\S+)")[1]
-        except BaseException:
-            self.close()
-            raise
+    host = HOST
 
-    def _read(self) -> None:
-        assert self.process.stderr is not None
-        for line in self.process.stderr:
-            self._lines.put(line)
+    def __init__(self) -> None:
+        self.supervisor = HostSupervisor(HOST, lambda: None)
+        self.is_cut = False
 
-    def wait_for(self, pattern: str, seconds: float = 60.0) -> re.Match[str]:
-        """The first line it says, from now on, that matches."""
-        ends = time.monotonic() + seconds
-        while True:
-            self.said.append(self._lines.get(timeout=max(0.0, ends - time.monotonic())))
-            if found := re.search(pattern, self.said[-1]):
-                return found
+    def call(self, method: str, seconds: float, **given: Any) -> dict[str, Any]:
+        if self.is_cut:
+            raise WorkerError("no answer")
+        return self.supervisor.answer(method, **given)
 
-    @property
-    def cpu(self) -> str:
-        """As in a device mapping."""
-        return f"{self.place}/cpu"
+    def release(self) -> None:
+        self.supervisor.end()
+
+
+class LoopbackCluster:
+    host = HOST
+
+    def __init__(self) -> None:
+        self.hosts = [HOST]
+        self.store = dist.TCPStore(HOST, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60))
+        self.agents: list[LoopbackAgent] = []
+        self._numbers = itertools.count()
+
+    def place(self, names: list[str]) -> list[str]:
+        return names
+
+    def supervise(self, index: int, name: str) -> tuple[HostAgent, dict[str, Any]]:
+        assert worker_at(name) is not None
+        self.agents.append(LoopbackAgent())
+        return self.agents[-1], self.agents[-1].call("describe", 1.0) | {"cores": 1}
+
+    def meeting(self) -> MeetingPoint:
+        return MeetingPoint(HOST, self.store.port, f"{os.getpid()}/{next(self._numbers)}")
+
+    def join(self, meeting: MeetingPoint) -> Any:
+        return meeting.join(60.0)
 
     def close(self) -> None:
-        """End it, whatever it does; its sessions end with it."""
-        self.process.kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(20)
+        for agent in self.agents:
+            agent.release()
+
+
+def loopback_pool(devices: list[str], timeout: float = 30.0) -> WorkerPool:
+    """Workers, some of them on "another host"."""
+    return WorkerPool(len(devices), 1, timeout, devices, cluster=LoopbackCluster())
 
 
 def children(pid: int) -> list[int]:

@@ -1,10 +1,10 @@
-"""The link between hosts transfers like any other: TCP for frames, gloo for tensor contents."""
+"""The link between hosts transfers like any other, by torch.distributed."""
 
 from __future__ import annotations
 
-import socket
 import threading
 from collections.abc import Iterator
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -14,21 +14,27 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from gemini.runtime.hosts.handshake import AuthenticationError, authenticate, version_differences
+from gemini.runtime.devices.cpu import Cpu
+from gemini.runtime.hosts.code_versions import version_differences
 from gemini.runtime.memory.replica_sync import ReplicaSync, build_replica
 from gemini.runtime.transport.channel import ChannelClosed
 from gemini.runtime.transport.dist_p2p import P2PChannel, choose_backend
-from gemini.runtime.transport.remote_link import RemoteLink
-from gemini.runtime.transport.tcp_channel import TcpChannel
+from gemini.runtime.transport.gloo_channel import GlooChannel
+from gemini.runtime.transport.gloo_pair import FRAMES, GlooPair, MeetingPoint
+from gemini.runtime.transport.remote_link import PeerRemoteLink, RemoteLink
 from tests.runtime.transport.test_tensor_transport import TENSORS
 
 KEY = b"the key of this run"
 
 
-def connected() -> tuple[socket.socket, socket.socket]:
-    with socket.create_server(("127.0.0.1", 0)) as door:
-        one = socket.create_connection(door.getsockname())
-        return one, door.accept()[0]
+def connected(name: str) -> tuple[GlooPair, GlooPair]:
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=20))
+
+    def join(side: int) -> GlooPair:
+        return GlooPair(MeetingPoint("127.0.0.1", store.port, name).join(20.0), side, "127.0.0.1", 20.0)
+
+    one, other = both(lambda: join(0), lambda: join(1))
+    return one, other
 
 
 def both(one: Any, other: Any) -> list[Any]:
@@ -51,9 +57,9 @@ def both(one: Any, other: Any) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def ends() -> Iterator[tuple[RemoteLink, RemoteLink]]:
-    channels = [TcpChannel(end, KEY, side) for side, end in enumerate(connected())]
-    lanes = both(*[lambda at=at: P2PChannel(channels[at], at, "127.0.0.1", 20.0, ("", "")) for at in range(2)])
-    made = [RemoteLink(channel, lane, side) for side, (channel, lane) in enumerate(zip(channels, lanes, strict=True))]
+    pairs = connected("ends")
+    channels = [GlooChannel(pair, KEY) for pair in pairs]
+    made = [RemoteLink(one, P2PChannel(one, pair), pair.side) for one, pair in zip(channels, pairs, strict=True)]
     yield made[0], made[1]
     for link in made:
         link.close()
@@ -107,64 +113,92 @@ def test_what_cannot_be_sent_leaves_nothing_behind(ends: tuple[RemoteLink, Remot
 
 
 # ── the channel ────────────────────────────────────────────────────────────────────────────────────────────────────
-def test_frames_that_the_other_end_has_not_sent_are_not_read() -> None:
-    def frame(key: bytes, side: int, *bodies: bytes) -> bytes:
-        one, other = connected()
-        with one, other:
-            channel = TcpChannel(one, key, side)
-            for body in bodies:
-                channel.send(body)
-            return other.recv(10_000)
-
-    good = frame(KEY, 1, b"first")
-    forged = {
-        "another key": frame(b"a guess", 1, b"first"),
-        "our own, sent back": frame(KEY, 0, b"first"),
-        "another number": frame(KEY, 1, b"zeroth", b"first")[len(good) + 1 :],
-        "changed": good[:-1] + b"!",
-        "twice": good + good,
-    }
-    for name, bytes_ in forged.items():
-        one, other = connected()
-        with one, other:
-            other.sendall(bytes_)
-            channel = TcpChannel(one, KEY, 0)
-            if name == "twice":
-                assert channel.receive(5) == (b"first", [])
-            with pytest.raises(ChannelClosed, match="failed its authentication"):
-                channel.receive(5)
-            with pytest.raises(ChannelClosed):
-                channel.receive(5)
+def test_long_frames_arrive_whole() -> None:
+    pairs = connected("long")
+    one, other = (GlooChannel(pair, KEY) for pair in pairs)
+    for size in (0, 1, 4056, 4057, 300_000):
+        one.send(bytes(size))
+        assert other.receive(20) == (bytes(size), [])
+    for channel in (one, other):
+        channel.close()
 
 
-@pytest.mark.parametrize("secrets", [(b"same" * 5, b"same" * 5), (b"one" * 9, b"other" * 9)])
-def test_both_ends_prove_that_they_know_the_secret(secrets: tuple[bytes, bytes]) -> None:
-    pair = connected()
+def frame(pair: GlooPair, key: bytes, *bodies: bytes) -> list[bytes]:
+    """What a channel with this key sends."""
+    sent: list[bytes] = []
 
-    def end(side: int) -> Any:
-        try:
-            return authenticate(pair[side], secrets[side], side, 5.0)
-        except BaseException:
-            pair[side].close()
-            raise
+    class Recorder:
+        side = pair.side
 
-    found = both(lambda: end(0), lambda: end(1))
-    if secrets[0] == secrets[1]:
-        assert found[0].key == found[1].key
-        found[0].send({"x": 1})
-        assert found[1].receive(5) == {"x": 1}
-    else:
-        assert all(isinstance(one, AuthenticationError) for one in found)
-    for one in pair:
-        one.close()
+        def send(self, contents: list[torch.Tensor], tags: int) -> None:
+            sent.extend(one.numpy().tobytes() for one in contents)
+
+        def receive(self, contents: torch.Tensor, tags: int) -> None:
+            raise RuntimeError
+
+    channel = GlooChannel(Recorder(), key)  # type: ignore[arg-type]
+    for body in bodies:
+        channel.send(body)
+    return sent
+
+
+@pytest.mark.parametrize("forged", ["another key", "our own, sent back", "another number", "changed", "twice"])
+def test_frames_that_the_other_end_has_not_sent_are_not_read(forged: str) -> None:
+    here, there = connected(forged)
+    good = frame(there, KEY, b"first")[0]
+    sent = {
+        "another key": frame(there, b"a guess", b"first"),
+        "our own, sent back": frame(here, KEY, b"first"),
+        "another number": frame(there, KEY, b"zeroth", b"first")[1:],
+        "changed": [good.replace(b"first", b"f!rst")],
+        "twice": [good, good],
+    }[forged]
+    channel = GlooChannel(here, KEY)
+    for one in sent:
+        there.send([torch.frombuffer(bytearray(one), dtype=torch.uint8)], FRAMES)
+    if forged == "twice":
+        assert channel.receive(20) == (b"first", [])
+    for _ in range(2):
+        with pytest.raises(ChannelClosed):
+            channel.receive(20)
+    channel.close()
+    there.close()
+
+
+def test_the_end_of_a_process_ends_the_wait_of_the_other() -> None:
+    here, there = connected("end")
+    channel = GlooChannel(here, KEY)
+    there.close()
+    with pytest.raises(ChannelClosed):
+        channel.receive(20)
+    channel.close()
+
+
+def test_workers_send_to_each_other_without_waiting() -> None:
+    """Both send more than any buffer takes, and read only then."""
+    pairs = connected("peers")
+    device = Cpu()
+    links = []
+    for pair in pairs:
+        channel = GlooChannel(pair, KEY)
+        links.append(PeerRemoteLink(channel, P2PChannel(channel, pair), pair.side, device))
+    value = torch.arange(3_000_000.0)
+    for link in links:
+        for _ in range(4):
+            link.send([value])
+    for link in links:
+        for _ in range(4):
+            found = link.receive(20)
+            assert found is not None
+            assert torch.equal(found[0][0], value)
+    for link in links:
+        link.close()
 
 
 def test_versions_that_differ_are_named() -> None:
-    assert version_differences({"torch": "2.6", "x": "1"}, {"torch": "2.6", "x": "1"}, "here", "there") == ""
-    assert (
-        version_differences({"torch": "2.6"}, {"torch": "2.7"}, "here", "there") == "torch 2.6 (here) and 2.7 (there)"
-    )
-    assert "x — (here) and 1 (there)" in version_differences({}, {"x": "1"}, "here", "there")
+    assert version_differences({"torch": "2.6", "x": "1"}, {"torch": "2.6", "x": "1"}, "there") == ""
+    assert version_differences({"torch": "2.6"}, {"torch": "2.7"}, "there") == "torch 2.6 (this host) and 2.7 (there)"
+    assert "x — (this host) and 1 (there)" in version_differences({}, {"x": "1"}, "there")
 
 
 @pytest.mark.parametrize("is_there", [True, False])

@@ -1,43 +1,30 @@
 """A model trains equally with workers on other hosts, which share no memory with the program.
 
-The other host is this one: a listener in a process of its own, at the loopback address.
+The other host is this one, at the loopback address.
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 from conformance.zoo.classics import CLASSICS
-from gemini import GeminiCompiler, GeminiConfig
 from gemini.runtime.interception import dispatch
 from gemini.runtime.interception.managed_model import ManagedModel
 from gemini.runtime.pool.worker_pool import WorkerPool
-from tests.runtime.hosts.local_host import Host
+from tests.runtime.hosts.local_host import CPU, loopback_pool
 from tests.training import difference, largest_difference, state_difference, train
 
 SAMPLE = ("batch_norm", "dropout", "tied", "lstm", "conv")  # all of them are slow
 
 
-@pytest.fixture(scope="module")
-def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
-    made = Host(tmp_path_factory.mktemp("host"), "--keep")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("GEMINI_SECRET_FILE", str(made.secret_file))
-        yield made
-    made.close()
-
-
 @pytest.fixture(scope="module", params=["one of two", "both"])
-def pool(host: Host, request: pytest.FixtureRequest) -> Iterator[WorkerPool]:
-    devices = ["cpu", host.cpu] if request.param == "one of two" else [host.cpu, host.cpu]
-    made = WorkerPool(2, 1, 30.0, devices)
+def pool(request: pytest.FixtureRequest) -> Iterator[WorkerPool]:
+    made = loopback_pool(["cpu", CPU] if request.param == "one of two" else [CPU, CPU])
     yield made
     made.stop()
 
@@ -279,25 +266,6 @@ def test_classics_train_as_on_one_device(name: str, pool: WorkerPool) -> None:
     limit = 2e-2 if name == "grad_and_autocast_regions" else 1e-6
     assert largest_difference(expected, found) <= limit
     assert state_difference(reference, model) <= limit
-
-
-# ── as a program says it ───────────────────────────────────────────────────────────────────────────────────────────
-def test_a_program_names_hosts_in_its_device_mapping(host: Host) -> None:
-    torch.manual_seed(0)
-    model = nn.Sequential(*[nn.Linear(16, 16) for _ in range(4)]).double()
-    reference = copy.deepcopy(model)
-    mapping = {"stage_0": {"shard_0": "cpu"}, "stage_1": {"shard_0": host.cpu}}
-    compiled = GeminiCompiler().compiler(model, config=GeminiConfig(device_mapping=mapping, quiet=True, strict=True))
-    assert compiled is model
-    for _ in range(3):
-        x = torch.randn(5, 16, dtype=torch.float64)
-        for one in (reference, model):
-            one.zero_grad()
-            F.mse_loss(one(x), x).backward()
-        assert all(torch.equal(a.grad, b.grad) for a, b in zip(reference.parameters(), model.parameters(), strict=True))
-    found = dispatch.find_managed(model)
-    assert found is not None
-    assert {unit.worker.index for unit in found.remote_modules.values()} == {0, 1}
 
 
 def test_copies_of_a_model_that_is_gone_go_too(pool: WorkerPool) -> None:

@@ -1,0 +1,70 @@
+"""Host cluster: the other hosts of a pool of workers, and where their workers meet the controller.
+
+RayCluster     hosts of a Ray cluster (`gemini.runtime.hosts.ray_cluster`)
+NodeCluster    the processes of torchrun, mpirun or srun (`gemini.runtime.hosts.node_cluster`)
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Protocol
+
+from gemini.config.gemini_config import GeminiConfig
+from gemini.errors import ConfigError, Fault
+from gemini.runtime.hosts.host_agent import HostAgent
+from gemini.runtime.transport.gloo_pair import MeetingPoint
+
+NODES = "nodes"  # in `GeminiConfig.cluster`: the nodes of the launcher that started this program
+
+
+class HostCluster(Protocol):
+    """The hosts of one pool."""
+
+    host: str  # the address of this host, as other hosts reach it
+    hosts: list[str]  # the addresses of all hosts
+
+    def place(self, names: list[str]) -> list[str]:
+        """Choose the hosts of the workers; an entry that is on this host becomes a local device."""
+
+    def supervise(self, index: int, name: str) -> tuple[HostAgent, dict[str, Any]]:
+        """Return the agent of a worker, by its place among the names, and what it says about its host."""
+
+    def meeting(self) -> MeetingPoint:
+        """Return a new point where two processes meet."""
+
+    def join(self, meeting: MeetingPoint) -> Any:
+        """Return the store of such a point, for this process."""
+
+    def close(self) -> None:
+        """End the connection, and all agents."""
+
+
+def open_cluster(config: GeminiConfig) -> HostCluster:
+    """Return the cluster of a configuration; raise ConfigError if there is none, or it cannot be joined."""
+    address = config.cluster
+    if address is None:
+        fault = "device_mapping names workers on other hosts, and no cluster is given"
+        raise ConfigError([Fault(fault, "give --cluster HOST:PORT, or cluster= in the configuration")])
+    if address == "auto":
+        address = os.environ.get("RAY_ADDRESS", "")
+        if not address:
+            raise ConfigError([Fault("cluster = 'auto', and RAY_ADDRESS is not set", "write --cluster HOST:PORT")])
+    if _opened:
+        return _opened.pop()
+    if address == NODES:
+        from gemini.runtime.hosts.node_cluster import NodeCluster
+
+        return NodeCluster()
+    from gemini.runtime.hosts.ray_cluster import RayCluster
+
+    return RayCluster(address)
+
+
+def count_hosts(config: GeminiConfig) -> int:
+    """Return the number of hosts of the cluster; the next pool uses the connection."""
+    if not _opened:
+        _opened.append(open_cluster(config))
+    return len(_opened[0].hosts)
+
+
+_opened: list[HostCluster] = []

@@ -1,0 +1,102 @@
+"""Ray start: the processes of Ray on this host, as `gemini cluster up` starts and `gemini cluster down` ends them.
+
+`ray start --block` runs in a session of its own, and ends its processes when it is ended. Its process group is noted in
+a file, so that `down` ends these processes and no others of Ray.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from gemini.errors import ConfigError, Fault, WorkerError
+from gemini.runtime.hosts.own_address import address_towards
+from gemini.runtime.hosts.ray_cluster import has_token, token_path
+
+_NOTE = Path("~/.ray/gemini-cluster.json")
+_STARTING, _ENDING = 60.0, 10.0  # seconds
+_SCRIPT = "import sys; from ray.scripts.scripts import main; sys.argv[0] = 'ray'; sys.exit(main())"
+
+
+def start(host: str, port: int, join: str, cpus: int) -> str:
+    """Start Ray on this host; return the address of the cluster."""
+    note = _NOTE.expanduser()
+    if note.exists() and _is_running(json.loads(note.read_text())["group"]):
+        raise ConfigError([Fault("gemini cluster up has started Ray on this host already", "gemini cluster down")])
+    try:
+        import ray  # noqa: F401
+    except ImportError:
+        raise ConfigError([Fault("Ray is not installed", "pip install 'gemini-instrumenter[ray]'")]) from None
+    if not has_token():
+        if join:
+            what = f"there is no token for the cluster at {join}"
+            raise ConfigError([Fault(what, f"copy {token_path()} from its first host to this one")])
+        _make_token()
+    own = address_towards(join) if join else host
+    where = ["--address", join] if join else ["--head", "--port", str(port), "--include-dashboard=false"]
+    count = ["--num-cpus", str(cpus)] if cpus else []
+    note.parent.mkdir(parents=True, exist_ok=True)
+    log = note.with_suffix(".log")
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-c", _SCRIPT, "start", "--block", "--disable-usage-stats", "--node-ip-address", own,
+             *where, *count],
+            stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
+            env={**os.environ, "RAY_AUTH_MODE": "token"},
+        )  # fmt: skip
+    note.write_text(json.dumps({"group": process.pid}))
+    _await_start(process, log)
+    return join or f"{host}:{port}"
+
+
+def end() -> str:
+    """End what `start` has started on this host; return what that was."""
+    note = _NOTE.expanduser()
+    if not note.exists():
+        return "nothing: no cluster was started by gemini cluster up"
+    group = json.loads(note.read_text())["group"]
+    note.unlink()
+    if not _is_running(group):
+        return "nothing: Ray had ended before"
+    os.killpg(group, signal.SIGTERM)
+    deadline = time.monotonic() + _ENDING
+    while _is_running(group) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(group, signal.SIGKILL)
+    return "Ray"
+
+
+def _make_token() -> None:
+    path = token_path()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(secrets.token_hex(32))
+
+
+def _await_start(process: subprocess.Popen[bytes], log: Path) -> None:
+    """Wait until Ray says that it runs; raise WorkerError with its last line if it ends."""
+    deadline = time.monotonic() + _STARTING
+    while "Ray runtime started" not in (said := log.read_text(errors="replace")):
+        if process.poll() is not None or time.monotonic() > deadline:
+            end()
+            lines = [line for line in said.splitlines() if line.strip()] or ["it says nothing"]
+            raise WorkerError(f"Ray does not start on {socket.gethostname()}: {lines[-1]:.300}\n    → see {log}")
+        time.sleep(0.1)
+
+
+def _is_running(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True

@@ -1,0 +1,131 @@
+"""Planned steps over hosts, and replicas, train as one device does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from gemini import GeminiConfig
+from gemini.planner.config_planner import planner_for
+from gemini.runtime.interception import dispatch
+from gemini.runtime.interception.managed_model import ManagedModel
+from gemini.runtime.pipelined.pipelined_model import PipelinedModel
+from gemini.runtime.pool.worker_pool import WorkerPool
+from gemini.runtime.run_journal import get_journal
+from tests.runtime.hosts.local_host import CPU, loopback_pool
+
+
+class Net(nn.Module):
+    """Tied weights, dropout, and a loss whose denominator depends on the data."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(11, 32)
+        self.blocks = nn.ModuleList(
+            [nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Dropout(0.2), nn.Linear(64, 32)) for _ in range(4)]
+        )
+        self.head = nn.Linear(32, 11, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embed(tokens)
+        for block in self.blocks:
+            x = x + block(x)
+        return self.head(x)
+
+
+def train(model: nn.Module, steps: int = 6) -> list[torch.Tensor]:
+    """Losses, gradients, random numbers and weights."""
+    torch.manual_seed(1)
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+    seen: list[torch.Tensor] = []
+    for step in range(steps):
+        tokens = torch.randint(11, (9, 5))
+        wanted = torch.where(torch.rand(9, 5) < 0.3, -100, tokens)
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(tokens).flatten(0, 1), wanted.flatten(), ignore_index=-100)
+        loss.backward()
+        seen += [loss.detach(), *[p.grad.clone() for p in model.parameters() if p.grad is not None], torch.rand(1)]
+        optimizer.step()
+        if step == 3:
+            model.load_state_dict({name: value * 0.9 for name, value in model.state_dict().items()})
+    return [*seen, *[p.detach().clone() for p in model.parameters()]]
+
+
+def make() -> Net:
+    torch.manual_seed(0)
+    return Net().double()
+
+
+def manage(model: nn.Module, pool: WorkerPool, tmp_path: Any, **settings: Any) -> ManagedModel:
+    config = GeminiConfig(quiet=True, strict=True, **settings)
+    planner = planner_for(config)
+    assert planner is not None
+    known = ManagedModel(model, pool, True, config.accum_degree or 1, True)
+    known.record.folder = tmp_path / "failures"
+    journal = known.journal = get_journal(tmp_path, True).add_model(known.name, len(pool.workers))
+    known.pipelined = PipelinedModel(known, planner, journal, None)
+    known.dispatches = False
+    dispatch.manage(model, known)
+    return known
+
+
+@pytest.fixture(scope="module", params=["one of two", "both"])
+def pool(request: pytest.FixtureRequest) -> Iterator[WorkerPool]:
+    made = loopback_pool(["cpu", CPU] if request.param == "one of two" else [CPU, CPU])
+    yield made
+    made.stop()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"pipeline_degree": 2, "accum_degree": 3, "schedule": "1f1b"},
+        {"replicas": 2, "accum_degree": 2},
+        {"replicas": 2, "accum_degree": 4},
+        {"pipeline_degree": 2, "accum_degree": 4, "schedule": "chimera"},
+    ],
+    ids=["stages", "replicas", "replicas of several micro-batches", "chimera"],
+)
+def test_steps_equal_those_of_one_device(settings: dict[str, Any], pool: WorkerPool, tmp_path: Any) -> None:
+    expected = train(make())
+    model = make()
+    known = manage(model, pool, tmp_path, **settings)
+    found = train(model)
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected, strict=True):
+        assert torch.allclose(one, other, rtol=1e-9, atol=1e-12)
+    assert known.pipelined is not None
+    assert known.pipelined.steps >= 4
+
+
+def test_two_replicas_equal_two_micro_batches_bit_for_bit(pool: WorkerPool, tmp_path: Any) -> None:
+    """The same steps by one worker, one micro-batch after the other."""
+    found = []
+    for workers in (pool, loopback_pool(["cpu", "cpu"])):
+        model = make().float()
+        name = "replicas" if workers is pool else "one"
+        manage(model, workers, tmp_path / name, replicas=2, accum_degree=2)
+        found.append(train(model))
+        if workers is not pool:
+            workers.stop()
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
+def test_an_exception_in_a_stage_undoes_the_step(pool: WorkerPool, tmp_path: Any) -> None:
+    model = make()
+    manage(model, pool, tmp_path, replicas=2, accum_degree=2)
+    train(model)
+    before = [p.detach().clone() for p in model.parameters()]
+    with pytest.raises(IndexError):
+        F.cross_entropy(model(torch.full((9, 5), 99)).flatten(0, 1), torch.zeros(45).long()).backward()
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+    expected, found = make(), model
+    found.load_state_dict(expected.state_dict())
+    for one, other in zip(train(expected), train(found), strict=True):
+        assert torch.allclose(one, other, rtol=1e-9, atol=1e-12)
