@@ -144,7 +144,10 @@ def simulate_finalists(request: TuningRequest, found: list[StepResult], report: 
     for index, result in enumerate(ranked[: request.composed]):
         report(index, request.composed, "compose schedules")
         better = compose_schedule(request.model, result, budget)
-        if better is not None and better.fits and score(request, better) < score(request, result):
+        known = {one.config.label() for one in ranked}
+        if better is None or not better.fits or better.config.label() in known:
+            continue
+        if score(request, better) < score(request, result):
             ranked.append(better)
     ranked.sort(key=lambda one: score(request, one))
     return ranked
