@@ -29,7 +29,7 @@ help:
 	@echo "make init          create .venv and install the development requirements, by the versions of $(LOCK)"
 	@echo "make lock          write $(LOCK) again, from requirements-dev.txt"
 	@echo "make install       install the package into .venv"
-	@echo "make samples/      list the samples;  make samples/<name> runs one"
+	@echo "make samples/      list the samples;  make samples/<name> runs one (MODE=sharding or hybrid: on shards)"
 	@echo "make tests         the tests (under 15 minutes on 2 cores);  make tests-all adds the slow ones"
 	@echo "make tests-quick   the unit tests, which start no process (under 2 minutes)"
 	@echo "make tests-newest  the core tests on the newest torch and transformers, in .venv-newest"
@@ -74,7 +74,7 @@ samples/:
 $(MORE): $(READY)
 $(WITH_TF): $(RUN_TF)
 $(addprefix samples/,$(SAMPLES)): $(RUN)
-	@if [ -x $@/run.sh ]; then BIN=$(abspath $(BIN)) $@/run.sh $(ARGS); else $(BIN)/python samples/compare.py $@/$(or $(SCRIPT),train).py $(ARGS); fi
+	@if [ -x $@/run.sh ]; then BIN=$(abspath $(BIN)) $@/run.sh $(ARGS); else MODE=$(MODE) $(BIN)/python samples/compare.py $@/$(or $(SCRIPT),train).py $(ARGS); fi
 
 samples/%:
 	@echo "no sample is called '$*'; these exist:" >&2; $(MAKE) --no-print-directory samples/ >&2; exit 2

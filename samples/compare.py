@@ -1,10 +1,14 @@
-"""Run a sample under `gemini_python` with two CPU workers, then under `python`, and compare the last losses.
+"""Run a sample under `gemini_python`, then under `python`, and compare the last losses.
 
     python samples/compare.py samples/mnist/train.py --epochs 3
+    MODE=hybrid python samples/compare.py samples/gpt/train.py --steps 20
+
+MODE is pipeline (two workers), sharding (two) or hybrid (four).
 
 The printed output is that of the parallel run. The run on one device uses copies in a separate folder.
 """
 
+import os
 import re
 import shutil
 import subprocess
@@ -12,7 +16,12 @@ import sys
 import tempfile
 from pathlib import Path
 
-LAUNCHER = ("--mode", "pipeline", "--pipeline-degree", "2", "--accum-degree", "4")
+_STAGES = ("--pipeline-degree", "2", "--accum-degree", "4")
+MODES = {
+    "pipeline": ("--mode", "pipeline", *_STAGES),
+    "sharding": ("--mode", "sharding", "--sharding-size", "2"),
+    "hybrid": ("--mode", "hybrid", "--sharding-size", "2", *_STAGES),
+}
 LOSS = re.compile(r"loss[^\d\n]{1,3}(\d+\.\d+)")
 
 
@@ -49,10 +58,13 @@ def copied(arguments, folder):
 
 def main():
     script, arguments = Path(sys.argv[1]).resolve(), sys.argv[2:]
+    mode = os.environ.get("MODE") or "pipeline"
+    if mode not in MODES:
+        sys.exit(f"MODE={mode}: give one of {', '.join(MODES)}")
     launcher = Path(sys.executable).with_name("gemini_python")
     with tempfile.TemporaryDirectory() as name:
         alone = copied(arguments, Path(name))
-        parallel = run([launcher, *LAUNCHER, script, *arguments], None, show=True)
+        parallel = run([launcher, *MODES[mode], script, *arguments], None, show=True)
         print("── the same on one device …", file=sys.stderr, flush=True)
         single = run([sys.executable, script, *alone], name, show=False)
     two, one = last_loss(parallel), last_loss(single)

@@ -3,10 +3,12 @@
 gemini pipe my_models.py:make_bert --nparts 4 --output stages
 gemini pipe my_models.py:make_bert --nparts 4 --output stages --check
 gemini pipe my_models.py:make_bert --nparts 2 --partitioner mpipe --analytic h100 --output stages
+gemini pipe my_models.py:make_bert --nparts 2 --sharding-size 2 --output stages
 
 The function returns (model, args) or (model, args, kwargs): a model and one batch. The folder gets one
 stage_<k>.py per stage, a manifest of their connections, and the graph, profile and partition. --check runs the stages,
-in sequence and detached, and compares both with the model.
+in sequence and detached, and compares both with the model. --sharding-size also plans how the workers of a stage divide
+its operators (see gemini shard), and writes that plan beside the stages.
 """
 
 from __future__ import annotations
@@ -19,13 +21,18 @@ from typing import TYPE_CHECKING, Any
 from gemini.cli.batch_errors import report_batch_errors
 from gemini.cli.partition_flags import add_partition_arguments, partition_options
 from gemini.cli.progress import ProgressBar
+from gemini.cli.shard import add_sharding_arguments, shard_options
 from gemini.errors import UsageError
 
 if TYPE_CHECKING:
+    from gemini.ir.graph import Graph
     from gemini.pipe import Piped
+    from gemini.tensor_parallel.plan_summary import PlanSummary
+    from gemini.tensor_parallel.shard_options import ShardOptions
 
 SUMMARY = "partition a model into stages and write each as a Python file"
 DIFFERENT = 1
+SHARDS = "shards.json"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,26 +57,36 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--basic-block", action="append", default=[], metavar="CLASS", help="do not trace into this class"
     )
     add_partition_arguments(parser)
+    add_sharding_arguments(parser).add_argument(
+        "--sharding-size", type=int, metavar="N", help="workers that divide each stage (1)"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Pipe the model; print the analysis and the check. Exit code 1 if the stages differ."""
     if args.output is None and not args.check:
         raise UsageError("the stages have no use\n    → write them with --output DIR, or run them with --check")
+    if args.sharding_size is not None and args.sharding_size < 1:
+        raise UsageError(f"--sharding-size {args.sharding_size} is no number of shards\n    → give 1 or more")
+    sharding = shard_options(args)
     with ProgressBar() as bar:
         bar.step("build the model")
         piped, batch, keywords = _pipe(args, bar)
+        shards = None if args.sharding_size is None else _plan_shards(piped, args, sharding)
         report = None
         if args.check:
             bar.step("check")
             report = piped.check(batch, keywords)
     if args.json:
-        print(json.dumps(_as_json(piped, report), indent=1))
+        data = _as_json(piped, report)
+        print(json.dumps(data if shards is None else {**data, "shards": shards.to_json()}, indent=1))
     else:
         print(piped.analysis.table())
         if args.output is not None:
             lines = [text.count("\n") for text in piped.sources.values()]
             print(f"{args.output}: {len(lines)} stages, {sum(lines)} lines of Python")
+        if shards is not None:
+            print(f"\n{shards.table()}\n\n{_stage_lines(piped, shards)}")
         if report is not None:
             print(_verdict(report))
     return 0 if report is None or report.is_right else DIFFERENT
@@ -96,11 +113,43 @@ def _pipe(args: argparse.Namespace, bar: ProgressBar) -> tuple[Piped, tuple[Any,
     settings["profile"] = None if args.profile is None else Profile.load(args.profile)
     model, batch, keywords = make_model(args.target)
     with report_batch_errors(args.target, model, batch, keywords):
+        if args.sharding_size is not None:
+            settings["graph"] = _opened_graph(args, model, batch, keywords)
         made = pipe_model(
             model, batch, keywords, **settings, depth=args.depth, basic_blocks=tuple(args.basic_block),
             rounds=args.rounds, cache=not args.no_cache, progress=bar.update,
         )  # fmt: skip
     return made, batch, keywords
+
+
+def _opened_graph(args: argparse.Namespace, model: Any, batch: tuple[Any, ...], keywords: dict[str, Any]) -> Graph:
+    """Return the graph with leaf modules opened, as the rules of shards need it."""
+    from gemini.capture.entry import capture
+    from gemini.capture.options import CaptureOptions
+
+    options = CaptureOptions(opens_leaves=True)
+    return capture(model, batch, keywords, depth=args.depth, basic_blocks=tuple(args.basic_block), options=options)
+
+
+def _plan_shards(piped: Piped, args: argparse.Namespace, options: ShardOptions) -> PlanSummary:
+    """Plan the shards of all stages, and write the plan beside them."""
+    from gemini.tensor_parallel.plan_summary import PlanSummary
+    from gemini.tensor_parallel.shard_planner import plan_shards
+
+    plan = plan_shards(piped.graph, args.sharding_size, options)
+    if args.output is not None:
+        plan.save(args.output / SHARDS)
+    return PlanSummary(piped.graph, plan)
+
+
+def _stage_lines(piped: Piped, shards: PlanSummary) -> str:
+    """Return the weights and collectives of every stage on a shard."""
+    lines = []
+    for at, nodes in enumerate(piped.partition.stages):
+        names, exchanged = shards.of_nodes(nodes)
+        local = sum(shards.plan.tensor(name).shard_bytes(shards.plan.size) for name in names)
+        lines.append(f"stage {at}: {local / 1e6:.4g} MB of weights per shard, {exchanged} collectives")
+    return "\n".join(lines)
 
 
 def _verdict(report: Any) -> str:

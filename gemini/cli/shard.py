@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gemini.cli.batch_errors import report_batch_errors
 from gemini.cli.progress import ProgressBar
@@ -43,8 +43,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     speed.add_argument("--gflops", type=float, metavar="N", help="of the matrix products of a shard (50)")
 
 
-def add_sharding_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options that all commands share which plan shards."""
+def add_sharding_arguments(parser: argparse.ArgumentParser) -> Any:
+    """Add the options that all commands share which plan shards; return their group."""
     rules = parser.add_argument_group("sharding")
     rules.add_argument("--dim", type=int, metavar="N", help="dimension of all weights: 0 reduction, -1 output")
     rules.add_argument(
@@ -53,6 +53,7 @@ def add_sharding_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     rules.add_argument("--share", type=float, default=0.95, metavar="X", help="share of parameters to shard (0.95)")
     rules.add_argument("--shard-memory", type=float, metavar="MB", help="limit of weights, gradients and optimizer")
+    return rules
 
 
 def shard_options(args: argparse.Namespace) -> ShardOptions:

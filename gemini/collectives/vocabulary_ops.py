@@ -70,15 +70,14 @@ def vocabulary_cross_entropy(  # noqa: PLR0917 - the signature of `torch.nn.func
     if bool(((target < 0) | (target >= entries)).logical_and(valid).any()):
         raise IndexError("Target is out of bounds.")
     start, stop = _own_range(entries, layout, group)
-    own = weight
-    if weight is not None and weight.shape[0] == entries:
-        own = weight[start:stop]
+    wide = torch.promote_types(logits.dtype, torch.float32)
+    factors = logits.new_ones(entries, dtype=wide) if weight is None else weight.detach().to(wide)
+    masses = factors[target.masked_fill(~valid, 0)] * valid  # the weights of the targets: all shards have all of them
     local = torch.where(valid, target, start) - start
-    rows, masses = _Rows.apply(logits, local, own, dim, group)  # -weight * log p of the target, and its weight
-    masses = masses * valid
+    rows = _Rows.apply(logits, local, masses, dim, group)  # -weight * log p of the target
     loss = rows.masked_fill(~valid, 0.0)
     if label_smoothing > 0.0:
-        every = _Every.apply(logits, own, dim, group).masked_fill(~valid, 0.0)
+        every = _Every.apply(logits, factors, (start, stop), dim, group).masked_fill(~valid, 0.0)
         loss = loss * (1 - label_smoothing) + every * (label_smoothing / entries)
     loss = loss.to(logits.dtype)
     if reduction == "none":
@@ -95,22 +94,20 @@ def _log_sum(logits: torch.Tensor, dim: int, group: ShardGroup) -> tuple[torch.T
 
 
 class _Rows(torch.autograd.Function):  # type: ignore[misc]
-    """`-w[t] * log_softmax(logits)[t]` for each target `t`, and `w[t]`."""
+    """`-mass * log_softmax(logits)[t]` for each target `t`."""
 
     @staticmethod
     def forward(  # noqa: PLR0917
-        ctx: Any, logits: torch.Tensor, local: torch.Tensor, weight: torch.Tensor | None, dim: int, group: ShardGroup
+        ctx: Any, logits: torch.Tensor, local: torch.Tensor, mass: torch.Tensor, dim: int, group: ShardGroup
     ) -> Any:
         shifted, exps = _log_sum(logits, dim, group)
         inside = (local >= 0) & (local < logits.shape[dim])
         at = local.masked_fill(~inside, 0).unsqueeze(dim)
         picked = shifted.gather(dim, at).squeeze(dim).masked_fill(~inside, 0.0)
-        mass = inside.to(shifted.dtype) if weight is None else weight.to(shifted.dtype)[at.squeeze(dim)] * inside
-        sums, picked, mass = group.all_reduce(torch.stack([exps.sum(dim), picked, mass]))
+        sums, picked = group.all_reduce(torch.stack([exps.sum(dim), picked]))
         ctx.save_for_backward(exps.div_(sums.unsqueeze(dim)), at, inside, mass)
         ctx.dim, ctx.dtype = dim, logits.dtype
-        ctx.mark_non_differentiable(mass)
-        return (sums.log() - picked) * mass, mass
+        return (sums.log() - picked) * mass
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
@@ -125,15 +122,15 @@ class _Every(torch.autograd.Function):  # type: ignore[misc]
     """`-sum_c w[c] * log_softmax(logits)[c]`, the part of label smoothing."""
 
     @staticmethod
-    def forward(ctx: Any, logits: torch.Tensor, weight: torch.Tensor | None, dim: int, group: ShardGroup) -> Any:
+    def forward(  # noqa: PLR0917
+        ctx: Any, logits: torch.Tensor, weight: torch.Tensor, own: tuple[int, int], dim: int, group: ShardGroup
+    ) -> Any:
         shifted, exps = _log_sum(logits, dim, group)
         shape = [1] * logits.dim()
         shape[dim] = -1
-        factors = torch.ones_like(shifted[:1]) if weight is None else weight.to(shifted.dtype).view(shape)
-        factors = factors.expand_as(shifted)
-        sums, weighted, mass = group.all_reduce(
-            torch.stack([exps.sum(dim), (shifted * factors).sum(dim), factors.sum(dim)])
-        )
+        factors = weight[own[0] : own[1]].view(shape).expand_as(shifted)
+        sums, weighted = group.all_reduce(torch.stack([exps.sum(dim), (shifted * factors).sum(dim)]))
+        mass = weight.sum()
         ctx.save_for_backward(exps.div_(sums.unsqueeze(dim)), factors, mass)
         ctx.dim, ctx.dtype = dim, logits.dtype
         return sums.log() * mass - weighted
@@ -141,5 +138,5 @@ class _Every(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         probabilities, factors, mass = ctx.saved_tensors
-        found = (probabilities * mass.unsqueeze(ctx.dim) - factors) * grads[0].unsqueeze(ctx.dim)
-        return found.to(ctx.dtype), None, None, None
+        found = (probabilities * mass - factors) * grads[0].unsqueeze(ctx.dim)
+        return found.to(ctx.dtype), None, None, None, None, None

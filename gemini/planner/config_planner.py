@@ -25,10 +25,10 @@ class Planner(Protocol):
 def check_config(config: GeminiConfig) -> None:
     """Raise for unsupported settings and for a faulty schedule file, before the script or a worker starts."""
     config.check_supported()
-    if config.schedule.endswith(".json") and config.worker_count > 1:
+    if config.schedule.endswith(".json") and config.stage_count > 1:
         from gemini.schedule.user_plan import load_user_plan
 
-        load_user_plan(Path(config.schedule), config.worker_count, config.accum_degree or 1)
+        load_user_plan(Path(config.schedule), config.stage_count, config.accum_degree or 1)
 
 
 def planner_for(config: GeminiConfig) -> Planner | None:

@@ -15,6 +15,7 @@ from torch import nn
 
 from gemini.purity.allowances import PLAIN
 from gemini.purity.reach import Reach
+from gemini.purity.value_kinds import MUTABLE
 from gemini.purity.value_watch import WatchedValue
 
 _MAX_DEPTH = 8  # of nested containers
@@ -39,12 +40,20 @@ def find_impure_argument(values: Iterable[Any], model: nn.Module) -> str:
         reach = Reach(takes_all=True)
         reach.add_value("an argument", value, is_own=True)
         if not reach.run().reason and reach.follows_code:  # which the model may call with its own modules
+            if reason := _find_changeable(reach.entries.values()):
+                return reason
             reach = _start_at(model)
             reach.add_value("an argument", value, is_own=True)
             reach.run()
         if reach.reason:
             return reach.reason
     return ""
+
+
+def _find_changeable(entries: Iterable[WatchedValue]) -> str:
+    """Return what code among arguments could change: unlike that of the model, it is not watched around trial runs."""
+    name = next((entry.name for entry in entries if isinstance(entry.now(), MUTABLE)), "")
+    return f"an argument reads {name}, which it may change" if name else ""
 
 
 def _start_at(model: nn.Module) -> Reach:

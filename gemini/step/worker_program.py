@@ -212,7 +212,7 @@ def program_of(
     """Return the program for a model in stages by a plan, or by the actions of each worker.
 
     `memory` limits the memory of a plan on each worker; a plan made for a limit uses that one. With `shards`, every
-    device of a plan is a group of as many workers; a block on several devices runs on these.
+    device of a plan is a group of as many workers.
     """
     made = make_program(
         piped.interfaces, plan, memory=memory, recompute=recompute, rng_patterns=rng_patterns, tail=tail, shards=shards
@@ -233,20 +233,9 @@ def make_program(
     """Return the program for stages with these interfaces."""
     orders, count = _orders(plan, memory), len(interfaces) - (tail is not None and tail.stage is not None)
     rows = _unfold_replicas(orders, count)
-    sizes = _group_sizes(plan, count) if shards == 1 else (shards,) * len(interfaces)
-    if shards > 1:
-        rows = tuple(row for row in rows for _ in range(shards))
+    sizes = () if shards == 1 else (shards,) * len(interfaces)
+    rows = tuple(row for row in rows for _ in range(shards))
     return StepProgram(tuple(interfaces), rows, frozenset(recompute), rng_patterns, tail=tail, shards=sizes)
-
-
-def _group_sizes(plan: Any, stages: int) -> tuple[int, ...]:
-    """Return the number of devices of each stage of a plan; () where all have one."""
-    from gemini.schedule.schedplan import SchedPlan
-
-    if not isinstance(plan, SchedPlan):
-        return ()
-    sizes = {block.stage: len(plan.device(block)) for block in plan if block.stage is not None}
-    return tuple(sizes.get(stage, 1) for stage in range(stages)) if any(one > 1 for one in sizes.values()) else ()
 
 
 def _orders(plan: SchedPlan | Sequence[Iterable[Action | str]], memory: Any) -> Orders:
@@ -255,6 +244,12 @@ def _orders(plan: SchedPlan | Sequence[Iterable[Action | str]], memory: Any) -> 
     if not isinstance(plan, SchedPlan):
         return tuple(tuple(Action.parse(one) if isinstance(one, str) else one for one in row) for row in plan)
     plan.validate(memory)
+    together = [block for block in plan if len(plan.device(block)) > 1]
+    if together:
+        raise InvalidPlanError(
+            f"{together[0]} is on devices {list(plan.device(together[0]))} at once\n"
+            "    → all stages have equally many shards: give one device per block, and sharding_size"
+        )
     return tuple(tuple(block.action for block in plan.device_blocks(dev)) for dev in range(plan.ndevs))
 
 

@@ -9,6 +9,7 @@ Scopes that differ only in the number of their layer, and in nothing else, are o
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -100,6 +101,14 @@ class PlanSummary:
         ordered = sorted(found, key=lambda key: (_PHASES.index(key[0]), key[1]))
         return {key: (len(found[key]), sum(one.size for one in found[key]), sum(one.wire for one in found[key]))
                 for key in ordered}  # fmt: skip
+
+    def of_nodes(self, nodes: Iterable[int]) -> tuple[list[str], int]:
+        """Return the parameters that some nodes read, by their first names, and the number of their collectives."""
+        some = set(nodes)
+        names = [name for at in some for name, _ in self.plan.node(at).parameters]
+        names += [node.target for node in self.graph.nodes if node.kind == "parameter" and node.id in some]
+        exchanged = sum(one.node in some for one in self.plan.collectives())
+        return sorted({self.plan.tensor(name).name for name in names}), exchanged
 
     def _scope(self, one: PlannedCollective) -> str:
         if one.node < 0:

@@ -61,6 +61,17 @@ def test_models_on_meta_are_planned(target, capsys):
     assert "on 4 shards: 98" in capsys.readouterr().out
 
 
+def test_pipe_plans_the_shards_of_its_stages(target, capsys, tmp_path):
+    output = tmp_path / "stages"
+    arguments = ["pipe", target, "--nparts", "2", "--analytic", "cpu", "--output", str(output), "--check"]
+    assert main([*arguments, "--sharding-size", "2", "--dim", "-1"]) == 0
+    text = capsys.readouterr().out
+    assert "Sequential on 2 shards: 9" in text
+    assert "stage 1: " in text
+    assert "equal the model" in text
+    assert ShardPlan.load(output / "shards.json").size == 2
+
+
 @pytest.mark.parametrize("suffix", [".png", ".svg", ".dot"])
 def test_a_picture_of_a_layer(target, tmp_path, suffix, capsys):
     pytest.importorskip("pygraphviz")

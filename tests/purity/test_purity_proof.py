@@ -424,6 +424,15 @@ def test_impure_arguments_are_named(value: Any) -> None:
     assert find_impure_argument([torch.ones(2), 3, value], Net(activate))
 
 
+def test_code_among_arguments_that_may_change_what_it_reads_is_refused() -> None:
+    seen = [1, 2]
+
+    def shorten(values: list[int]) -> int:
+        return values.pop()
+
+    assert "reads seen" in find_impure_argument([lambda x: x * shorten(seen)], Net(activate))
+
+
 @pytest.mark.parametrize("value", [None, 3, "a", [1, torch.ones(2)], {"a": (1, None)}, settings, Kind.A, activate])
 def test_plain_arguments_pass(value: Any) -> None:
     assert find_impure_argument([value], Net(activate)) == ""

@@ -225,3 +225,26 @@ def test_masks_are_drawn_in_the_memory_order_of_one_device():
             return self.down(F.dropout(y, 0.2).transpose(1, 2))
 
     planned(Transposed(), torch.randn(3, 6, 16).double())
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"label_smoothing": 0.1}, {"ignore_index": 3, "reduction": "none"}, {"weight": True, "reduction": "sum"},
+     {"weight": True, "label_smoothing": 0.2, "ignore_index": 5}],
+    ids=str,
+)  # fmt: skip
+def test_the_loss_is_divided_with_weights_of_classes_smoothing_and_ignored_targets(options):
+    class Head(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.up, self.head = nn.Linear(16, 32), nn.Linear(32, 512)
+            self.register_buffer("classes", torch.rand(512) + 0.5)
+
+        def forward(self, x, labels):
+            given = {**options, "weight": self.classes} if "weight" in options else options
+            scores = self.head(self.up(x).tanh())
+            return F.cross_entropy(scores.transpose(1, 2), labels, **given)
+
+    x, labels = torch.randn(3, 40, 16).double(), torch.randint(8, (3, 40))
+    _, plan = planned(Head(), x, labels)
+    assert VOCABULARY_CROSS_ENTROPY in {one.local for one in plan.nodes}

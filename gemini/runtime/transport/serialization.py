@@ -16,10 +16,12 @@ from __future__ import annotations
 import copyreg
 import functools
 import io
+import os
 import pickle
 import sys
 import threading
 import types
+import uuid
 import weakref
 from collections import ChainMap
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -34,6 +36,9 @@ try:
     import cloudpickle
 except ImportError:  # then code that workers cannot import cannot be sent
     cloudpickle = None
+
+if cloudpickle is not None:  # it tells classes apart by `uuid.uuid4`, which a script may replace by one that repeats
+    cloudpickle.cloudpickle.uuid = types.SimpleNamespace(uuid4=lambda: uuid.UUID(bytes=os.urandom(16), version=4))
 
 from gemini.runtime.transport.module_pickling import reduce_memoized, reduce_recording, reduce_value
 

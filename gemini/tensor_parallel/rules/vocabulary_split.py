@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
 from gemini.batch_analysis.batch_kinds import Kind, Partial, Replicate, Shard
-from gemini.batch_analysis.op_call import AnalysisRefused, OpCall
+from gemini.batch_analysis.op_call import AnalysisRefused, OpCall, TensorValue
 from gemini.batch_analysis.rules.shape_ops import move_shard
 from gemini.tensor_parallel.layouts import ALL_REDUCE
 from gemini.tensor_parallel.rules.registry import batch_rule, shard_rule
@@ -43,13 +44,14 @@ def cross_entropy(call: ShardQuery) -> Kind | Sequence[Kind]:
     if not isinstance(scores.kind, Shard) or scores.kind.dim != min(1, scores.rank - 1):
         return batch_rule("cross_entropy")(call)
     plain = call.argument(3, "size_average") is None and call.argument(5, "reduce") is None
-    if scores.rank != 2 or target.dtype.is_floating_point or not target.is_constant or not plain:
-        raise AnalysisRefused("cross_entropy over classes, other than of rows by numbers of classes")
-    if scores.kind.outer != 1 or weight is not None or call.argument(7, "label_smoothing", 0.0):
-        raise AnalysisRefused("cross_entropy over classes with weights or smoothing")
+    if target.dtype.is_floating_point or not target.is_constant or not plain:
+        raise AnalysisRefused("cross_entropy over classes, other than by numbers of classes")
+    if scores.kind.outer != 1 or (isinstance(weight, TensorValue) and not weight.is_constant):
+        raise AnalysisRefused("cross_entropy over classes with divided weights, or in several groups")
     call.local = VOCABULARY_CROSS_ENTROPY
-    size = scores.shape[0] * scores.dtype.itemsize
-    call.collectives += [InnerCollective(ALL_REDUCE, size), InnerCollective(ALL_REDUCE, 2 * size)]  # maxima; sums
+    size = prod(target.shape) * max(scores.dtype.itemsize, 4)  # numbers are reduced in float32 at least
+    passes = 2 if call.argument(7, "label_smoothing", 0.0) else 1
+    call.collectives += [InnerCollective(ALL_REDUCE, size), InnerCollective(ALL_REDUCE, 2 * size)] * passes
     return Replicate()
 
 

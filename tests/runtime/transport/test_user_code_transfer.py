@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -59,3 +60,10 @@ def test_what_cannot_be_copied_is_imported(module: ModuleType, tmp_path: Path) -
     sys.modules.pop(module.__name__)
     assert _load_code(body)(2)[0] == 2
     assert runs(tmp_path) == 2
+
+
+def test_classes_stay_apart_where_a_script_replaces_uuid4(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(uuid, "uuid4", lambda: uuid.UUID(int=7))
+    one, other = type("One", (), {}), type("Other", (), {})
+    names = {cloudpickle.cloudpickle._get_or_create_tracker_id(kind) for kind in (one, other)}
+    assert len(names) == 2
