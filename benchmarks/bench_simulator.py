@@ -87,7 +87,8 @@ def print_rank(run: dict[str, Any]) -> None:
     own = simulate(costs, cluster, config)
     gain = 1 - found.best.seconds / own.seconds
     print(
-        f"rank {found.rank_of(config):6.1%}, fits {own.fits}, choice {gain:+6.1%} faster  {model.name}  {config.label()}"
+        f"rank {found.rank_of(config):6.1%}, fits {own.fits}, choice {gain:+6.1%} faster  "
+        f"{model.name}  {config.label()}"
     )
 
 
