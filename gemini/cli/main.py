@@ -41,6 +41,8 @@ COMMANDS = {
     "ast": "gemini.cli.ast",
     "explain": "gemini.cli.explain",
     "report": "gemini.cli.report",
+    "cache": "gemini.cli.cache",
+    "doctor": "gemini.cli.doctor",
     "cluster": "gemini.cli.cluster",
 }
 
