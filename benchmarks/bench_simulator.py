@@ -1,6 +1,7 @@
 """Predicted against published training runs: the error of step times and of memory, by source.
 
     python benchmarks/bench_simulator.py [--runs] [--fitted]
+    python benchmarks/bench_simulator.py --rank NeMo
 
 The runs are in published_runs.jsonl, each with its source. Those marked `fitted` were used to choose the efficiencies
 of the device classes in gemini/cluster/presets.json; the table is of the others. No cluster is needed.
@@ -15,10 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from gemini.cluster import load_cluster
-from gemini.tune import ParallelConfig, StepResult, TransformerCosts, simulate
+from gemini.tune import ParallelConfig, StepResult, TransformerCosts, TuningRequest, simulate, tune
 from gemini.tune.parallel_config import read_parallel
 from gemini.tune.transformer_model import Transformer, read_transformer
 
+FIXED = (
+    "precision", "kernels", "attention", "fused_loss", "tensor_overlap", "reduce_bytes", "overlap_data",
+)  # fmt: skip
 RUNS = Path(__file__).parent / "published_runs.jsonl"
 
 
@@ -46,7 +50,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", action="store_true", help="print every run")
     parser.add_argument("--fitted", action="store_true", help="the fitted runs instead of the others")
+    parser.add_argument("--rank", metavar="WORD", help="instead: rank runs whose source has WORD in a search")
     args = parser.parse_args()
+    if args.rank:
+        for run in load_runs():
+            if args.rank in run["source"]:
+                print_rank(run)
+        return
     errors: dict[tuple[str, str, str], list[float]] = {}
     memory = []
     for run in load_runs():
@@ -66,6 +76,20 @@ def main() -> None:
     print(f"{len(every):>4} runs  {_summary(every)}  all")
     if memory:
         print(f"{len(memory):>4} runs  {_summary(memory)}  memory per device")
+
+
+def print_rank(run: dict[str, Any]) -> None:
+    """Print where a published configuration ranks among all that fit, and how much faster the search's choice is."""
+    model, config, _ = read_run(run)
+    costs, cluster = TransformerCosts(model), load_cluster(run["cluster"]).resized(config.devices)
+    fixed = {name: getattr(config, name) for name in FIXED}
+    found = tune(TuningRequest(costs, cluster, config.batch, fixed))
+    own = simulate(costs, cluster, config)
+    gain = 1 - found.best.seconds / own.seconds
+    print(
+        f"rank {found.rank_of(config):6.1%}, fits {own.fits}, choice {gain:+6.1%} faster  "
+        f"{model.name}  {config.label()}"
+    )
 
 
 def _summary(values: list[float]) -> str:

@@ -140,6 +140,10 @@ def _check(invocation: Invocation) -> bool:
 
     config = GeminiConfig.load(invocation.last("--config"), flags=settings)
     check_config(config)
+    if config.cluster is not None:
+        from gemini.runtime.hosts.host_cluster import check_cluster
+
+        check_cluster(config)
     if config.report is not None:
         from gemini.report.run_end import check_report
 

@@ -158,7 +158,7 @@ def parallel_flags(args: argparse.Namespace) -> dict[str, Any]:
 def capture_with(bar: ProgressBar) -> Any:
     """Return the function that captures a model named on the command line."""
 
-    def capture(target: str, cluster: Cluster) -> CostModel:
+    def capture(target: str, cluster: Cluster, precision: str) -> CostModel:
         from gemini.cli.batch_errors import report_batch_errors
         from gemini.cli.profile import make_model
         from gemini.tune.model_capture import capture_model
@@ -167,7 +167,7 @@ def capture_with(bar: ProgressBar) -> Any:
         model, batch, keywords = make_model(target)
         bar.step("capture")
         with report_batch_errors(target, model, batch, keywords):
-            return capture_model(model, batch, keywords, cluster, progress=bar.update)
+            return capture_model(model, batch, keywords, cluster, precision=precision, progress=bar.update)
 
     return capture
 

@@ -98,7 +98,7 @@ def _search(request: TuningRequest, bar: ProgressBar) -> TuningResult:
 # ── the request ──────────────────────────────────────────────────────────────────────────────────────────────────────
 def _cluster_request(args: argparse.Namespace, bar: ProgressBar) -> TuningRequest:
     from gemini.cluster import read_cluster
-    from gemini.tune.simulation_request import read_model
+    from gemini.tune.simulation_request import default_precision, read_model
 
     if args.target is not None:
         args.capture = args.target
@@ -108,7 +108,8 @@ def _cluster_request(args: argparse.Namespace, bar: ProgressBar) -> TuningReques
         cluster = cluster.resized(args.devices)
     if args.max_devices is not None and cluster.is_homogeneous:
         cluster = cluster.resized(_whole_hosts(cluster, args.max_devices))
-    model = read_model(data["model"], cluster, capture_with(bar), data.get("sequence"))
+    precision = args.precision or default_precision(cluster)
+    model = read_model(data["model"], cluster, precision, capture_with(bar), data.get("sequence"))
     batch = args.batch or getattr(model, "samples", 0) or 4 * cluster.devices
     return _make_request(args, model, cluster, batch)
 
@@ -126,7 +127,7 @@ def _local_request(args: argparse.Namespace, bar: ProgressBar) -> TuningRequest:
     bar.step("measure the link between two processes")
     cluster = local_cluster(args.workers, measured_link())
     # Replicas, exchanges of ZeRO and recomputation are not settings of a run on one machine.
-    args.fix = ["kernels=eager", "zero=0", "recompute=none", "context=1", "tensor=1", *args.fix]
+    args.fix = ["kernels=eager", "zero=0", "recompute=none", "context=1", *args.fix]
     made = _make_request(args, model, cluster, args.batch or model.samples)
     return replace(made, max_devices=args.workers, max_replicas=1)
 

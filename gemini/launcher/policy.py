@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from torch import nn
 
@@ -68,8 +67,9 @@ class ForcedPolicy:
                 see_through_deferred_tensors()
             return managed is not None
         except Exception as error:
-            # A cluster was asked for: a script that should not run on this host alone does not.
-            if self.config.strict or (self.config.cluster is not None and isinstance(error, ConfigError)):
+            if self.config.cluster is not None and isinstance(error, ConfigError):
+                _end_without_cluster(error)
+            if self.config.strict:
                 raise
             return self.stay_local(model, _reason_of(error), "in this process")
         finally:
@@ -143,7 +143,19 @@ def _find_obstacle(model: nn.Module) -> str:
 def _count_hosts(config: GeminiConfig) -> Callable[[], int]:
     from gemini.runtime.hosts.host_cluster import count_hosts
 
-    return partial(count_hosts, config)
+    def count() -> int:
+        try:
+            return count_hosts(config)
+        except ConfigError as error:
+            _end_without_cluster(error)
+
+    return count
+
+
+def _end_without_cluster(error: ConfigError) -> NoReturn:
+    """End a program that should run on a cluster, and cannot: it is not meant for this host alone."""
+    log_line(f"gemini_python: {error}")
+    raise SystemExit(2)
 
 
 def policy_for(session: Session, folder: str) -> ForcedPolicy:

@@ -57,7 +57,9 @@ def _find_obstacle(plan: StepPlan) -> str:
 def _divide(plan: StepPlan, call: Arguments, request: PlanRequest) -> StepPlan:
     shards = plan_shards(plan.graph, request.shards, ShardOptions(dim=request.sharding_dim))
     if not shards.sharded_share:
-        raise ShardingError(f"no parameter has a dimension that {request.shards} shards divide evenly")
+        found = [f"{op.name}: {op.reason}" for op in shards.replicated if not op.reason.startswith("division would")]
+        why = f" ({found[0]})" if found else ""
+        raise ShardingError(f"none of its parameters can be divided{why}")
     patterns = _divided_patterns(plan, shards, call)
     analysis = replace(plan.analysis, step_ms=plan.analysis.step_ms * _work_share(plan, shards))
     divided = replace(plan, shards=shards, analysis=analysis, rng_patterns=patterns, _built={})

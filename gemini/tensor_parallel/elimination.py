@@ -41,7 +41,7 @@ def minimize(domains: Sequence[int], factors: Sequence[Factor]) -> Minimum:
     if found is not None:
         return Minimum(*found)
     kept = _undominated(domains, factors)
-    fixed = 0
+    fixed, more = 0, 1
     while True:
         sizes = [len(some) for some in kept]
         small = [(variables, table[np.ix_(*(kept[one] for one in variables))]) for variables, table in factors]
@@ -49,9 +49,10 @@ def minimize(domains: Sequence[int], factors: Sequence[Factor]) -> Minimum:
         if found is not None:
             values = [int(some[at]) for some, at in zip(kept, found[1], strict=True)]
             return Minimum(found[0], values, not fixed)
-        one = _widest(sizes, small)
-        kept[one] = kept[one][[_best_alone(one, small)]]
-        fixed += 1
+        for one in _widest(sizes, small)[:more]:
+            kept[one] = kept[one][[_best_alone(one, small)]]
+            fixed += 1
+        more *= 2
 
 
 def _eliminate(domains: Sequence[int], factors: Sequence[Factor]) -> tuple[float, list[int]] | None:
@@ -121,14 +122,14 @@ def _undominated(domains: Sequence[int], factors: Sequence[Factor]) -> list[npt.
     return kept
 
 
-def _widest(domains: Sequence[int], factors: Sequence[Factor]) -> int:
-    """Return the variable with the largest table of all its neighbours."""
+def _widest(domains: Sequence[int], factors: Sequence[Factor]) -> list[int]:
+    """Return the variables with a choice, those with the largest tables of all their neighbours first."""
     near = [{one} for one in range(len(domains))]
     for variables, _ in factors:
         for one in variables:
             near[one].update(variables)
-    open_ones = [one for one, size in enumerate(domains) if size > 1]
-    return max(open_ones, key=lambda one: prod(domains[other] for other in near[one]))
+    sizes = {one: prod(domains[other] for other in near[one]) for one, size in enumerate(domains) if size > 1}
+    return sorted(sizes, key=lambda one: (-sizes[one], one))
 
 
 def _best_alone(variable: int, factors: Sequence[Factor]) -> int:

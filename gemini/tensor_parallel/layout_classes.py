@@ -1,6 +1,7 @@
 """Layout classes: nodes that share their layouts, because they are the same nodes of equivalent layers.
 
 Layers are equivalent (`gemini.ir.equivalence`) and consecutive members of one list: their names differ in one number.
+Calls of one module that runs several times with the same weights are equivalent, too.
 """
 
 from __future__ import annotations
@@ -15,14 +16,52 @@ from gemini.ir.node import Node
 def layout_classes(graph: Graph, *, folds: bool = True) -> list[list[int]]:
     """Return the classes of all nodes, in order of their first members."""
     layers = layer_families(graph) if folds else {}
+    calls = _repeated_calls(graph, layers) if folds else {}
     members: dict[tuple[str, int], list[int]] = {}
     position: dict[str, int] = defaultdict(int)
     for node in graph.nodes:
         layer, group = _layer_of(node, layers)
+        repeated = next((scope for scope in node.scope if scope in calls), "") if not layer else ""
+        if repeated and not node.is_source:
+            layer = group = repeated
         at = position[layer]
         position[layer] += 1
-        members.setdefault((group, at), []).append(node.id)
+        members.setdefault((group, at % calls[layer] if layer in calls else at), []).append(node.id)
     return sorted(members.values())
+
+
+def _repeated_calls(graph: Graph, layers: dict[str, str]) -> dict[str, int]:
+    """Return the outermost modules with weights that run several times, and the number of nodes of one call."""
+    sequences: dict[str, list[Node]] = defaultdict(list)
+    for node in graph.compute_nodes:
+        if not _layer_of(node, layers)[0]:
+            for scope in node.scope:
+                if scope:
+                    sequences[scope].append(node)
+    found: dict[str, int] = {}
+    for scope, nodes in sequences.items():
+        if not any(outer in found for outer in nodes[0].scope):
+            length = _call_length(graph, nodes)
+            if length < len(nodes):
+                found[scope] = length
+    return found
+
+
+def _call_length(graph: Graph, nodes: list[Node]) -> int:
+    """Return the length of the shortest sequence with weights that nodes repeat."""
+    keys = [(node.kind, node.target, tuple(node.outputs.values())) for node in nodes]
+    weights = [at for at, node in enumerate(nodes) if _reads_weights(graph, node)]
+    for count in range(keys.count(keys[weights[0]]) if weights else 1, 1, -1):
+        length, rest = divmod(len(keys), count)
+        if not rest and all(key == keys[at % length] for at, key in enumerate(keys)):
+            return length
+    return len(keys)
+
+
+def _reads_weights(graph: Graph, node: Node) -> bool:
+    if any(graph.nodes[ref.node].kind == "parameter" for ref in node.inputs()):
+        return True
+    return node.kind == "module" and any(True for _ in graph.bound_model().get_submodule(node.target).parameters())
 
 
 def _layer_of(node: Node, layers: dict[str, str]) -> tuple[str, str]:

@@ -16,7 +16,6 @@ from typing import Any
 from gemini.config.gemini_config import GeminiConfig
 from gemini.errors import ConfigError, Fault
 from gemini.log import log_line
-from gemini.tensorflow.graph_devices import degrees
 from gemini.tensorflow.tapes import TapeEngine
 from gemini.tensorflow.traced_functions import install_functions, uninstall_functions
 from gemini.tensorflow.twin_report import TwinReport
@@ -29,22 +28,10 @@ def install(config: GeminiConfig) -> None:
     """Patch `tf.gradients` and the sessions of this process; a second call replaces the configuration."""
     from gemini.tensorflow.session_patches import patch
 
-    _refuse_shards(config)
     _installed[:] = [config]
     _reports.clear()
     patch(_make_twin)
     install_functions(TapeEngine(config, split_gradients, record))
-
-
-def _refuse_shards(config: GeminiConfig) -> None:
-    """Raise for settings that TensorFlow has no twin for: the numbers would be right, on fewer devices than named."""
-    _, shards = degrees(config)
-    if shards > 1 or any(len(one) > 1 for one in (config.device_mapping or {}).values()):
-        fault = Fault(
-            f"mode = {config.mode.value!r} with {shards} shards, for TensorFlow, which runs pipelines only",
-            "use mode='pipeline', with one shard per stage",
-        )
-        raise ConfigError([fault])
 
 
 def _make_twin(session: Any) -> Any:

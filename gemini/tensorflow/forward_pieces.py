@@ -12,7 +12,7 @@ Tensors that depend on no source of the step, such as variables as they are read
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -40,16 +40,22 @@ class ForwardPieces:
         self._whole: dict[str, str] = {}
         self._moved: dict[tuple[str, Layout], list[str]] = {}
         self._read: dict[str, list[str]] = {}
+        self._stage: dict[str, int] = {}
         self._place: dict[str, str] = {}  # of a tensor: its device
         self.random_shapes: dict[str, Any] = {}  # tensors of the graph that steps must feed, with their values
         self.random: list[str] = []
+        self.device_of_piece: Callable[[int, int], str] | None = None  # stage, piece → device
+        self.sums: list[str] = []  # tensors that were added up over the pieces
+        self.gathered: list[str] = []  # tensors that were concatenated
+        self.shared: set[str] = set()  # whole tensors of the forward part that all pieces read
+        self._translate: Callable[[str], str] | None = None
 
-    def write(self) -> None:
-        """Write all ops."""
+    def write(self, losses: Sequence[str] = ()) -> None:
+        """Write all ops, and the whole losses."""
         for op in self.facts:
             stage, device = self._device_of(op.name)
             for name in op.outputs:
-                self._place[name] = device
+                self._place[name], self._stage[name] = device, stage
             way = self.plan.way_of[op.name]
             if op.type in RANDOM:
                 self._take_random(op)
@@ -61,6 +67,22 @@ class ForwardPieces:
                 self._write_whole(op, way, stage, device)
             else:
                 self._write_pieces(op, way, stage, device)
+
+        for name in losses:
+            self.whole(name)
+
+    def flush(self) -> None:
+        """Import what was written."""
+        self._writer.flush()
+
+    @property
+    def joined(self) -> dict[str, str]:
+        """All whole tensors so far."""
+        return dict(self._whole)
+
+    def continue_with(self, writer: NodeWriter, translate: Callable[[str], str]) -> None:
+        """Write further joins elsewhere, of what the pieces have become by another rewriting."""
+        self._writer, self._translate = writer, translate
 
     # ── tensors ────────────────────────────────────────────────────────────────────────────────────────────────────
     def whole(self, name: str) -> str:
@@ -80,6 +102,8 @@ class ForwardPieces:
         count = self.plan.count
         if isinstance(layout, Replicate):
             whole = self.whole(name)
+            if self.device_of_piece is not None and self._is_activation(name):
+                return self._copy_to_shards(name, whole)
             if name in self.facts.trained and name not in self._pieces and self.facts.type_of[name] in _FLOATS:
                 return self._read_in_turn(name, whole)
             return [whole] * count
@@ -99,6 +123,23 @@ class ForwardPieces:
         """Whether the tensor belongs to the forward part."""
         return name in self.plan.layout_of
 
+    def _is_activation(self, name: str) -> bool:
+        has_gradient = name in self.facts.trained and name in self.facts.tainted
+        return has_gradient and self.facts.type_of[name] in _FLOATS
+
+    def _copy_to_shards(self, name: str, whole: str) -> list[str]:
+        """Return a copy per shard: the gradients of its readers add up there, and one sum per shard leaves it."""
+        if name not in self._read and self.device_of_piece is not None:
+            self.shared.add(name)
+            devices = [self.device_of_piece(self._stage.get(name, 0), at) for at in range(self.plan.count)]
+            self._read[name] = [
+                self._writer.add(
+                    "Identity", self._writer.fresh("Copy"), [whole], device, T_type=self.facts.type_of[name]
+                )
+                for device in devices
+            ]
+        return self._read[name]
+
     def _read_in_turn(self, name: str, whole: str) -> list[str]:
         """Return a variable per micro-batch, such that gradients add up one by one, as they come."""
         if name not in self._read:
@@ -113,6 +154,10 @@ class ForwardPieces:
 
     def _join(self, name: str, layout: Layout) -> str:
         parts, dtype, device = self._pieces[name], self.facts.type_of[name], self._place.get(name, "")
+        if self._translate is not None:
+            parts = [self._translate(part) for part in parts]
+        elif not isinstance(layout, Replicate):
+            (self.sums if isinstance(layout, Partial) else self.gathered).append(name)
         if isinstance(layout, Partial):
             return self._writer.add_up(parts, dtype, device)
         if not isinstance(layout, Shard):
@@ -175,6 +220,7 @@ class ForwardPieces:
         made: list[list[str]] = [[] for _ in op.outputs]
         for piece, size in enumerate(self.plan.sizes):
             prefix = f"{self._writer.prefix}{kind}{piece}/S{stage}/"
+            device = self.device_of_piece(stage, piece) if self.device_of_piece is not None else device
             operands = [one[piece] if one else "" for one in inputs]
             if way.shape_input is not None:
                 shape = np.array(local_shape(way.outputs[0], op.out_shapes[0] or (), size), np.int32)

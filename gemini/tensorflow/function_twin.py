@@ -22,8 +22,9 @@ from gemini.tensorflow.rules.registry import RANDOM, SOURCES, STATEFUL
 from gemini.tensorflow.servers import servers_for
 from gemini.tensorflow.split_plan import BatchSource, SplitRefused, plan_split
 from gemini.tensorflow.stage_cut import CutRequest, cut_stages
+from gemini.tensorflow.stage_placement import StagePlacement
 from gemini.tensorflow.stage_schedule import stage_schedule
-from gemini.tensorflow.twin_graph import StagePlacement, TwinGraph
+from gemini.tensorflow.twin_graph import TwinGraph
 from gemini.tensorflow.twin_report import TwinReport, WorkerShare
 
 _RESOURCE = 20  # DT_RESOURCE

@@ -52,6 +52,7 @@ class BatchSource:
 
     shape: Shape
     declared: Sequence[int | None] | None = None
+    votes: bool = True  # whether its leading dimension says what the batch is
 
     @property
     def batch_dim(self) -> int | None:
@@ -64,7 +65,7 @@ class BatchSource:
 
 def batch_size(sources: Mapping[str, BatchSource]) -> int:
     """Return the most frequent batch dimension of the sources; 1 where none has any."""
-    sizes = Counter(one.shape[one.batch_dim] for one in sources.values() if one.batch_dim is not None)
+    sizes = Counter(one.shape[one.batch_dim] for one in sources.values() if one.votes and one.batch_dim is not None)
     return max(sizes, key=lambda size: (sizes[size], size)) if sizes else 1
 
 
@@ -84,7 +85,7 @@ def plan_split(facts: ForwardFacts, sources: Mapping[str, BatchSource], micro_ba
         given = [layouts[name] for name in op.inputs]
         is_divided = not all(isinstance(layout, Replicate) for layout in given)
         way = _choose_way(op, given, size, makers, layouts) if is_divided else whole_way(op)
-        _check_effects(op, is_divided)
+        check_effects(op, is_divided)
         if way.is_whole and is_divided:
             joined.append(op.name)
         ways[op.name] = way
@@ -92,7 +93,8 @@ def plan_split(facts: ForwardFacts, sources: Mapping[str, BatchSource], micro_ba
     return SplitPlan(sizes, layouts, ways, tuple(joined))
 
 
-def _check_effects(op: ForwardOp, is_divided: bool) -> None:
+def check_effects(op: ForwardOp, is_divided: bool) -> None:
+    """Raise SplitRefused for an op without a rule, or with effects."""
     if is_divided and op.type not in RULES:
         raise SplitRefused(f"no rule for {op.type} ({op.name})")
     if op.is_stateful and op.type not in STATEFUL | RANDOM:
@@ -113,10 +115,10 @@ def _choose_way(
     if way.row_input is not None and not _counts_rows(op, way, units, makers, layouts):
         return whole_way(op)
     shapes = zip((*way.inputs, *way.outputs), (*op.in_shapes, *op.out_shapes), strict=True)
-    return way if all(_fits(layout, shape, units) for layout, shape in shapes) else whole_way(op)
+    return way if all(fits(layout, shape, units) for layout, shape in shapes) else whole_way(op)
 
 
-def _fits(layout: Layout, shape: Shape | None, units: int) -> bool:
+def fits(layout: Layout, shape: Shape | None, units: int) -> bool:
     """Whether a tensor of this shape has the layout."""
     if not isinstance(layout, Shard):
         return True

@@ -9,8 +9,7 @@ the rest         clipping, optimizers, averages, summaries: copied when a step f
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gemini.tensorflow.forward_facts import ForwardFacts
@@ -19,23 +18,12 @@ from gemini.tensorflow.gradient_notes import GradientNote, components
 from gemini.tensorflow.mirror_graph import MirrorGraph
 from gemini.tensorflow.node_writer import NodeWriter
 from gemini.tensorflow.rules.registry import RANDOM
-from gemini.tensorflow.split_plan import SplitPlan, SplitRefused
+from gemini.tensorflow.sharded_pieces import ShardedPieces
+from gemini.tensorflow.split_plan import BatchSource, SplitPlan, SplitRefused
+from gemini.tensorflow.stage_placement import StagePlacement
 
 Block = tuple[str, int, int]
 """`F` or `B`, micro-batch, stage."""
-
-
-@dataclass(frozen=True)
-class StagePlacement:
-    """The stage of every forward op by name, and the device of every stage."""
-
-    stage_of: dict[str, int]
-    devices: tuple[str, ...]
-
-    def __call__(self, name: str) -> tuple[int, str]:
-        """Return the stage of an op and its device."""
-        stage = self.stage_of.get(name, 0)
-        return stage, self.devices[stage]
 
 
 class TwinGraph:
@@ -50,7 +38,7 @@ class TwinGraph:
         self._mirror, self._placement = mirror, placement
         self.notes = tuple(notes)
         self._writer = NodeWriter(mirror.graph, self.prefix)
-        self.pieces = ForwardPieces(facts, plan, self._writer, mirror.node_of, placement)
+        self.pieces: ForwardPieces | ShardedPieces = ForwardPieces(facts, plan, self._writer, mirror.node_of, placement)
         self._sources = sources  # tensors that steps feed
         self._rest_devices: dict[str, str] = {}
         self._resolved: dict[str, str] = {}  # tensor of the script → tensor of the twin
@@ -59,9 +47,17 @@ class TwinGraph:
         self.block_of: dict[str, Block] = {}  # op of the twin → block
         self._block_name = re.compile(re.escape(self.prefix) + r"([FDW])(\d*)/S(\d+)/")
 
+    def shard(self, plan: SplitPlan, sources: Mapping[str, BatchSource], micro_batches: int) -> None:
+        """Divide the forward part over the shards of its stages as well."""
+        self.pieces = ShardedPieces(
+            self.facts, plan, self._writer, self._mirror.node_of, self._placement, sources, micro_batches,
+            self._mirror.library,
+        )  # fmt: skip
+
     def build(self) -> None:
         """Write the forward part and differentiate it."""
-        self.pieces.write()
+        self.pieces.write([loss.name for note in self.notes for loss in note.losses])
+        self.plan = self.pieces.plan
         losses = {loss.name: self.pieces.whole(loss.name) for note in self.notes for loss in note.losses}
         self._resolved.update(losses)
         self._writer.flush()
@@ -117,7 +113,7 @@ class TwinGraph:
             if found[1] == "F":
                 self.block_of[op.name] = ("B", int(found[2]), int(found[3]))
             if not op.device:
-                op._set_device(self._placement.devices[int(found[3])])
+                op._set_device(self._device_of(base) or self._placement.devices[int(found[3])])
 
     def _map_gradients(self, note: GradientNote, found: Sequence[Any]) -> None:
         import tensorflow.compat.v1 as tf
@@ -142,10 +138,13 @@ class TwinGraph:
         return self._mirror.graph.get_tensor_by_name(found)
 
     def count_ops(self) -> dict[str, int]:
-        """Return the number of ops of blocks per device."""
-        counts = dict.fromkeys(self._placement.devices, 0)
-        for _, _, stage in self.block_of.values():
-            counts[self._placement.devices[stage]] += 1
+        """Return the number of ops of the forward and backward parts per device, by stage and shard."""
+        names = [device for shards in self._placement.shards for device in shards] or list(self._placement.devices)
+        counts = dict.fromkeys(names, 0)
+        rest = f"{self.prefix}rest/"
+        for op in self._mirror.graph.get_operations():
+            if op.device in counts and op.name.startswith(self.prefix) and not op.name.startswith(rest):
+                counts[op.device] += 1
         return counts
 
     # ── the rest ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -159,7 +158,7 @@ class TwinGraph:
         return names, targets
 
     def _is_forward(self, op: Any) -> bool:
-        return any(output.name in self.plan.layout_of for output in op.outputs)
+        return any(self.pieces.is_known(output.name) for output in op.outputs)
 
     def _is_dependent(self, op: Any) -> bool:
         """Whether an op depends on the forward part's data or on gradients."""

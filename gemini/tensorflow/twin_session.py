@@ -27,10 +27,13 @@ from gemini.tensorflow.mirror_graph import MirrorGraph
 from gemini.tensorflow.rules.registry import SOURCES
 from gemini.tensorflow.servers import Servers, servers_for
 from gemini.tensorflow.session_patches import leave
+from gemini.tensorflow.shard_ways import ShardRequest, plan_shards
+from gemini.tensorflow.sharded_pieces import ShardedPieces
 from gemini.tensorflow.split_plan import BatchSource, SplitRefused, plan_split
 from gemini.tensorflow.stage_cut import CutRequest, cut_stages
+from gemini.tensorflow.stage_placement import StagePlacement
 from gemini.tensorflow.stage_schedule import StageSchedule, stage_schedule
-from gemini.tensorflow.twin_graph import StagePlacement, TwinGraph
+from gemini.tensorflow.twin_graph import TwinGraph
 from gemini.tensorflow.twin_report import TwinReport, WorkerShare
 
 _NOMINAL = 32  # samples, where stages are cut before a batch is known
@@ -63,7 +66,9 @@ class TwinSession:
         self._servers: Servers = servers_for(config)
         self._schedule: StageSchedule = stage_schedule(config, len(self._servers.devices.stages))
         self.mirror = MirrorGraph(session.graph)
-        self._placement = StagePlacement({}, self._stage_devices())
+        names = self._servers.devices.names
+        shards = tuple(names[device] for device in self._schedule.device_of)
+        self._placement = StagePlacement({}, tuple(one[0] for one in shards), shards)
         self._kinds: dict[Any, StepKind] = {}
         self._steps: dict[Any, TwinStep] = {}
         self._settings = self._servers.session_settings(session._config)
@@ -73,10 +78,6 @@ class TwinSession:
         self.session = tf.Session(self._servers.target, self.mirror.graph, self._settings)
         leave(self.session)
         self._servers.check_devices(self.session)
-
-    def _stage_devices(self) -> tuple[str, ...]:
-        names = self._servers.devices.names
-        return tuple(names[device][0] for device in self._schedule.device_of)
 
     # ── graph ──────────────────────────────────────────────────────────────────────────────────────────────────────
     def sync(self) -> None:
@@ -200,13 +201,19 @@ class TwinSession:
             self._refuse(step, str(refused))
             return step
         schedule = order_blocks(twin, self.mirror.graph, self._schedule)
+        counts = twin.count_ops()
         shares = tuple(
-            WorkerShare(device, stage, 0, count) for stage, (device, count) in enumerate(twin.count_ops().items())
+            WorkerShare(device, stage, shard, counts[device])
+            for stage, devices in enumerate(self._placement.shards)
+            for shard, device in enumerate(devices)
         )
         report = replace(
-            report, stages=len(self._placement.devices), micro_batches=twin.plan.count, schedule=schedule,
-            workers=shares, build_seconds=time.perf_counter() - began,
+            report, stages=len(self._placement.devices), shards=max(map(len, self._placement.shards)),
+            micro_batches=twin.plan.count, schedule=schedule, workers=shares,
+            build_seconds=time.perf_counter() - began,
         )  # fmt: skip
+        if isinstance(twin.pieces, ShardedPieces):
+            report = replace(report, all_reduces=twin.pieces.all_reduces, gathers=twin.pieces.gathers)
         return TwinStep(twin, report)
 
     def _build_twin(self, kind: StepKind, fed: Mapping[str, Any]) -> TwinGraph:
@@ -214,6 +221,12 @@ class TwinSession:
         plan = plan_split(facts, sources, self._schedule.micro_batches)
         number = len(self._steps)
         twin = TwinGraph(self.mirror, kind.notes, facts, plan, self._placement, frozenset(fed), number)
+        if self._placement.is_sharded:
+            shards = {len(one) for one in self._placement.shards}
+            if len(shards) > 1:
+                raise SplitRefused(f"stages with different numbers of shards: {sorted(shards)}")
+            request = ShardRequest(shards.pop(), self._config.sharding_dim)
+            twin.shard(plan_shards(facts, request), sources, self._schedule.micro_batches)
         twin.build()
         return twin
 

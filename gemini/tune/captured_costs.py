@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 _MEGA = 2.0**20
 _WEIGHT_SHARE = 0.5  # of a backward, where it was not measured
-_FIXED_US = 8.0  # per node and pass on a CPU, which does not shrink with the batch
 
 
 @dataclass(frozen=True)
@@ -156,8 +155,13 @@ def _mean(parts: Sequence[Segment]) -> Segment:
 
 
 # ── from a graph ─────────────────────────────────────────────────────────────────────────────────────────────────────
-def captured_costs(graph: Any, profile: Profile, samples: int, *, on_cpu: bool = False) -> CapturedCosts:
-    """Return the costs of a captured graph with its profile."""
+def captured_costs(
+    graph: Any, profile: Profile, samples: int, *, fixed_us: float = 0.0, width: float = 1.0
+) -> CapturedCosts:
+    """Return the costs of a captured graph with its profile.
+
+    `fixed_us` of a node's time do not shrink with the batch; activations take `width` of their captured bytes.
+    """
     nodes = list(profile)
     keys = _layer_keys([node.name for node in nodes])
     indices = [index for index, key in enumerate(keys) if key is not None]
@@ -180,8 +184,9 @@ def captured_costs(graph: Any, profile: Profile, samples: int, *, on_cpu: bool =
         for name, held in (("embedding", nodes[:begin]), *zip(names, chain), ("head", nodes[end:]))
     ]
     total = sum(part.parameters for part in parts)
-    fixed = _FIXED_US * 1e-6 if on_cpu else 0.0
-    return CapturedCosts(profile.model, parts[0], tuple(parts[1:-1]), parts[-1], samples, total, fixed=fixed)
+    parts = [replace(part, saved=part.saved * width, boundary=part.boundary * width) for part in parts]
+    first, *chain_parts, last = parts
+    return CapturedCosts(profile.model, first, tuple(chain_parts), last, samples, total, fixed=fixed_us * 1e-6)
 
 
 def _layer_keys(names: Sequence[str]) -> list[str | None]:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from gemini.profiling.device_specs import DeviceSpec
 
 _DTYPES = {"bfloat16": ("bf16", "fp16"), "float16": ("fp16", "bf16"), "float32": ("tf32", "fp32"), "float64": ("fp64",)}
+_NARROW = {"bf16": 0.5, "fp16": 0.5, "fp8": 0.5}  # of the bytes of single precision
+CPU_FIXED_US = 8.0  # per node and pass on a CPU
 _VECTOR_SHARE = 0.07  # of the matrix rate, for element-wise arithmetic where a class has no rate for fp32
 
 
@@ -28,9 +30,14 @@ def capture_model(
     kwargs: dict[str, Any] | None = None,
     cluster: Cluster | None = None,
     *,
+    precision: str = "",
     progress: Callable[[int, int, str], None] | None = None,
 ) -> CapturedCosts:
-    """Capture a model on one batch and return its costs on the devices of `cluster` (default: measured here)."""
+    """Capture a model on one batch and return its costs on the devices of `cluster` (default: measured here).
+
+    With a `precision`, computation in single precision is estimated in that one instead, as automatic mixed precision
+    runs it.
+    """
     from gemini.capture import capture
     from gemini.profiling import profile
 
@@ -38,9 +45,13 @@ def capture_model(
     device = None if cluster is None else cluster.device
     is_local = device is None or device.name.startswith("cpu")
     on_meta = next((one.device.type for one in model.parameters()), "cpu") == "meta"
-    analytic = None if device is None or (is_local and not on_meta) else device_spec(device)
+    analytic = None if device is None or (is_local and not on_meta) else device_spec(device, precision)
     found = profile(graph, args, kwargs or {}, analytic=analytic, progress=progress, rounds=1 if is_local else 3)
-    return captured_costs(graph, found, count_samples(graph), on_cpu=is_local)
+    fixed = CPU_FIXED_US if device is None or is_local else device.kernel_us
+    narrow = analytic is not None and precision in _NARROW
+    return captured_costs(
+        graph, found, count_samples(graph), fixed_us=fixed, width=_NARROW[precision] if narrow else 1.0
+    )
 
 
 def count_samples(graph: Any) -> int:
@@ -58,8 +69,8 @@ def count_samples(graph: Any) -> int:
     return max(1, int(shapes[0][0])) if shapes else 1
 
 
-def device_spec(device: DeviceClass) -> DeviceSpec:
-    """Return a device class as the profiler describes devices."""
+def device_spec(device: DeviceClass, precision: str = "") -> DeviceSpec:
+    """Return a device class as the profiler describes devices; single precision runs as `precision`."""
     from gemini.profiling.device_specs import DeviceSpec
 
     slowest = min(device.tflops.values())
@@ -67,8 +78,11 @@ def device_spec(device: DeviceClass) -> DeviceSpec:
         dtype: next((device.tflops[name] for name in names if name in device.tflops), slowest)
         for dtype, names in _DTYPES.items()
     }
+    width = _NARROW.get(precision, 1.0)
+    if precision:
+        rates["float32"] = device.tflops.get(precision, rates["float32"])
     vector = device.tflops.get("fp32", _VECTOR_SHARE * max(device.tflops.values()))
     return DeviceSpec(
-        device.name, rates, vector, device.bandwidth_gb, device.memory_gb, device.kernel_us,
+        device.name, rates, vector, device.bandwidth_gb / width, device.memory_gb, device.kernel_us,
         device.matrix_efficiency, device.memory_efficiency, calibrated=True,
     )  # fmt: skip

@@ -51,6 +51,8 @@ def enumerate_configurations(
             for pipeline in _values(request, "pipeline", _divisors(devices, min(_MOST_STAGES, model.layers + 2))):
                 degrees = f"tensor {tensor}, context {context}, pipeline {pipeline}"
                 if devices % (tensor * context * pipeline):
+                    if request.fixed.keys() & {"tensor", "context", "pipeline"}:
+                        rejections.add(f"the degrees do not divide {devices} devices", degrees)
                     continue
                 data = devices // (tensor * context * pipeline)
                 if batch % data:

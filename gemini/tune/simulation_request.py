@@ -22,7 +22,7 @@ from gemini.tune.transformer_costs import TransformerCosts
 from gemini.tune.transformer_model import read_transformer
 
 KEYS = ("model", "cluster", "parallel", "devices", "batch", "sequence", "layout")
-Capture = Callable[[str, Cluster], CostModel]
+Capture = Callable[[str, Cluster, str], CostModel]  # target, cluster, precision
 
 
 @dataclass(frozen=True)
@@ -47,13 +47,15 @@ def read_request_file(path: Path) -> dict[str, Any]:
     return dict(data)
 
 
-def read_model(data: Any, cluster: Cluster, capture: Capture | None = None, sequence: int | None = None) -> CostModel:
+def read_model(
+    data: Any, cluster: Cluster, precision: str, capture: Capture | None = None, sequence: int | None = None
+) -> CostModel:
     """Return the costs of a model: of a preset, of a table, or captured."""
     if isinstance(data, Mapping) and "capture" in data:
         if capture is None:
             fault = Fault("a captured model in a request from Python", "use gemini.tune.capture_model")
             raise ConfigError([fault], "model")
-        return capture(str(data["capture"]), cluster)
+        return capture(str(data["capture"]), cluster, precision)
     model = read_transformer(data)
     return TransformerCosts(model if sequence is None else replace(model, sequence=sequence))
 
@@ -80,7 +82,7 @@ def read_simulation(
     config = read_parallel(parallel, source)
     if cluster.devices != config.devices:
         cluster = cluster.resized(config.devices)
-    model = read_model(data["model"], cluster, capture, data.get("sequence"))
+    model = read_model(data["model"], cluster, config.precision, capture, data.get("sequence"))
     return SimulationRequest(model, cluster, config, tuple(data.get("layout", ())))
 
 

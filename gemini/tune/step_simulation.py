@@ -113,6 +113,8 @@ def check_configuration(model: CostModel, cluster: Cluster, config: ParallelConf
     if config.stages > model.layers + 2:  # embedding and head may have stages of their own
         what = f"{config.stages} stages (pipeline × chunks) for {model.layers} layers, an embedding and a head"
         faults.append(Fault(what, f"give at most {model.layers + 2}"))
+    if (config.recompute_layers or 0) > model.layers:
+        faults.append(Fault(f"recompute_layers = {config.recompute_layers} of {model.layers}", "give at most as many"))
     if config.precision not in cluster.device.tflops:
         known = ", ".join(sorted(cluster.device.tflops))
         faults.append(Fault(f"{cluster.device.name} has no rate for precision {config.precision!r}", f"give {known}"))

@@ -85,12 +85,14 @@ def run_trials(result: TuningResult, target: TrialTarget, count: int) -> TuningR
     """Run the best few, and rank again by what was measured."""
     measured: dict[str, float] = {}
     notes: list[str] = []
+    failed: set[str] = set()
     factors: dict[int, list[float]] = {}  # by number of devices
     try:
         for one in choose_trials(result.ranked, count):
             seconds, why = target.measure(one)
             if seconds is None:
-                notes.append(f"not measured: {one.config.label()}: {why}")
+                notes.append(f"did not run, and is left out: {one.config.label()}: {why}")
+                failed.add(one.config.label())
                 continue
             measured[one.config.label()] = seconds
             factors.setdefault(one.config.devices, []).append(seconds / one.seconds)
@@ -98,12 +100,11 @@ def run_trials(result: TuningResult, target: TrialTarget, count: int) -> TuningR
         notes.append("interrupted: the readings so far")
     if not measured:
         return replace(result, notes=(*result.notes, *notes))
+    able = [one for one in result.ranked if one.config.label() not in failed]
     every = statistics.fmean(factor for group in factors.values() for factor in group)
     mean = {devices: statistics.fmean(group) for devices, group in factors.items()}
-    scale = {one.config.label(): mean.get(one.config.devices, every) for one in result.ranked}
-    ranked = sorted(
-        result.ranked, key=lambda one: measured.get(one.config.label(), one.seconds * scale[one.config.label()])
-    )
+    scale = {one.config.label(): mean.get(one.config.devices, every) for one in able}
+    ranked = sorted(able, key=lambda one: measured.get(one.config.label(), one.seconds * scale[one.config.label()]))
     listed = ", ".join(f"{factor:.2f} times on {devices}" for devices, factor in sorted(mean.items()))
     notes.append(f"measured steps take {listed} of the predicted time; the others are ranked with these factors")
     return replace(result, ranked=tuple(ranked), measured=measured, notes=(*result.notes, *notes))

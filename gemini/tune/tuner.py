@@ -144,7 +144,10 @@ def simulate_finalists(request: TuningRequest, found: list[StepResult], report: 
     for index, result in enumerate(ranked[: request.composed]):
         report(index, request.composed, "compose schedules")
         better = compose_schedule(request.model, result, budget)
-        if better is not None and better.fits and score(request, better) < score(request, result):
+        known = {one.config.label() for one in ranked}
+        if better is None or not better.fits or better.config.label() in known:
+            continue
+        if score(request, better) < score(request, result):
             ranked.append(better)
     ranked.sort(key=lambda one: score(request, one))
     return ranked
@@ -172,7 +175,9 @@ def _explain_nothing(request: TuningRequest, rejections: Rejections) -> Fault:
         least = least_devices(request)
         more = f"{least} devices would do" if least else "no number of such devices would do: use larger ones"
         return Fault(what, more)
-    listed = "; ".join(f"{one} ({number})" for one, number in rejections.counts.most_common(3))
+    listed = "; ".join(
+        f"{one} ({number}, such as {rejections.examples[one]})" for one, number in rejections.counts.most_common(3)
+    )
     return Fault(f"no configuration keeps all limits: {listed}", "relax that limit or free a degree")
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from gemini.tune.parallel_config import ParallelConfig
+from gemini.tune.parallel_config import RECOMPUTE, ParallelConfig
 from gemini.tune.search_space import Rejections
 from gemini.tune.step_report import PART_NAMES, duration, size, step_json
 from gemini.tune.step_simulation import StepResult, check_configuration, estimate
@@ -19,6 +19,7 @@ from gemini.tune.tuning_request import SEARCHED, TuningRequest
 
 _KEYS = (*SEARCHED, "devices")
 _NOTABLE = 0.002
+_SEARCHED_RECOMPUTE = ("selective", "full")
 
 
 @dataclass(frozen=True)
@@ -48,9 +49,24 @@ class TuningResult:
         return line
 
     def rank_of(self, config: ParallelConfig) -> float:
-        """Return the share of the found configurations that are faster than this one, by the same formulas."""
-        own = estimate(self.request.model, self.best.cluster, config).seconds
-        return sum(one.seconds < own * (1 - 1e-9) for one in self.found) / max(1, len(self.found))
+        """Return the share of all configurations that fit which are faster than this one, by the same formulas.
+
+        Heavier recomputation of what fits, which the search leaves out, counts as well.
+        """
+        model, cluster = self.request.model, self.best.cluster
+        own = estimate(model, cluster, config).seconds * (1 - 1e-9)
+        known = {_key(one.config) for one in self.found}
+        times = [one.seconds for one in self.found]
+        for one in self.found:
+            if "recompute" in self.request.fixed:
+                break
+            for recompute in self.request.among.get("recompute", _SEARCHED_RECOMPUTE):
+                other = replace(one.config, recompute=recompute)
+                heavier = RECOMPUTE.index(recompute) > RECOMPUTE.index(one.config.recompute)
+                if heavier and _key(other) not in known:
+                    known.add(_key(other))
+                    times.append(estimate(model, cluster, other).seconds)
+        return sum(seconds < own for seconds in times) / max(1, len(times))
 
     def reasons(self, chosen: StepResult) -> list[str]:
         """Return what each degree of a configuration saves and costs, against its nearest other value."""

@@ -80,3 +80,25 @@ def test_gradients_are_those_of_one_device(model, size):
     torch.manual_seed(1)
     _, plan = planned(model(), torch.randn(3, 16).double(), size=size)
     assert size == 3 or plan.sharded_share > 0.5
+
+
+class Recurrent(nn.Module):
+    """One layer that runs several times."""
+
+    def __init__(self, times=4):
+        super().__init__()
+        self.layer, self.times = Mixer(), times
+
+    def forward(self, x):
+        y = x
+        for _ in range(self.times):
+            y = self.layer(y, x)
+        return y
+
+
+def test_calls_of_one_module_share_their_layouts():
+    torch.manual_seed(1)
+    x = torch.randn(3, 16).double()
+    (_, short), (_, long) = planned(Recurrent(3), x), planned(Recurrent(6), x)
+    assert short.facts["variables"] == long.facts["variables"]
+    assert [one.layout for one in short.tensors] == [one.layout for one in long.tensors]

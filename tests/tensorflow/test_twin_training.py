@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 
 import pytest
 
 from tests.tensorflow.models import classics, transformers
-from tests.tensorflow.models.graph_training import Run, assert_equal, in_process, train
+from tests.tensorflow.models.graph_training import Run, assert_equal, in_process, sharded, train
 
 MODELS = {
     "mlp": (classics.mlp, "adam", ()),
@@ -77,3 +77,47 @@ def test_batch_sizes_may_change_and_need_not_divide() -> None:
     assert [report.micro_batches for report in twin.reports] == [4, 4, 3, 1]
     assert not any(report.reason for report in twin.reports)
     assert_equal(alone("mlp", sizes), twin)
+
+
+@pytest.mark.parametrize(
+    ("name", "stages", "micro_batches"),
+    [
+        ("mlp", 1, 1),
+        ("mlp", 2, 4),
+        ("mnist_cnn", 1, 4),
+        ("mnist_cnn", 2, 4),
+        pytest.param("batch_norm_cnn", 1, 4, marks=pytest.mark.slow),
+        pytest.param("wide_embeddings", 2, 1, marks=pytest.mark.slow),
+        pytest.param("masked_encoder", 1, 1, marks=pytest.mark.slow),
+        pytest.param("masked_encoder", 2, 4, marks=pytest.mark.slow),
+        pytest.param("translator", 2, 4, marks=pytest.mark.slow),
+    ],
+)
+def test_shards_equal_one_device(name: str, stages: int, micro_batches: int) -> None:
+    make, optimizer, but = MODELS[name]
+    twin = train(make, sharded(stages, 2, micro_batches), optimizer)
+    (report,) = twin.reports
+    assert (report.reason, report.stages, report.shards, report.gathers) == ("", stages, 2, 0)
+    assert report.all_reduces > 0
+    assert all(worker.ops > 0 for worker in report.workers[:2])
+    assert_equal(alone(name), twin, but)
+
+
+@pytest.mark.parametrize(("dim", "gathers"), [(0, False), (-1, True)])
+def test_the_dimension_of_weights_to_divide_is_honoured(dim: int, gathers: bool) -> None:
+    make, optimizer, _ = MODELS["mlp"]
+    twin = train(make, sharded(1, 2, 1, sharding_dim=dim), optimizer)
+    (report,) = twin.reports
+    assert report.reason == ""
+    assert (report.gathers > 0) is gathers
+    assert_equal(alone("mlp"), twin)
+
+
+@pytest.mark.slow
+def test_a_layer_of_an_encoder_has_two_all_reduces_each_way_and_no_gather() -> None:
+    counts = []
+    for layers in (1, 2):
+        made = train(partial(transformers.masked_encoder, layers), sharded(1, 2, 1), sizes=(8,))
+        counts.append(made.reports[0].all_reduces)
+        assert made.reports[0].gathers == 0
+    assert counts[1] - counts[0] == 4

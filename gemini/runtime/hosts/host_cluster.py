@@ -39,16 +39,30 @@ class HostCluster(Protocol):
         """End the connection, and all agents."""
 
 
-def open_cluster(config: GeminiConfig) -> HostCluster:
-    """Return the cluster of a configuration; raise ConfigError if there is none, or it cannot be joined."""
-    address = config.cluster
-    if address is None:
+def find_address(config: GeminiConfig) -> str:
+    """Return the address of the cluster of a configuration; raise ConfigError if there is none."""
+    if config.cluster is None:
         fault = "device_mapping names workers on other hosts, and no cluster is given"
         raise ConfigError([Fault(fault, "give --cluster HOST:PORT, or cluster= in the configuration")])
-    if address == "auto":
-        address = os.environ.get("RAY_ADDRESS", "")
-        if not address:
-            raise ConfigError([Fault("cluster = 'auto', and RAY_ADDRESS is not set", "write --cluster HOST:PORT")])
+    if config.cluster != "auto":
+        return config.cluster
+    found = os.environ.get("RAY_ADDRESS", "")
+    if not found:
+        raise ConfigError([Fault("cluster = 'auto', and RAY_ADDRESS is not set", "write --cluster HOST:PORT")])
+    return found
+
+
+def check_cluster(config: GeminiConfig) -> None:
+    """Raise ConfigError where the cluster of a configuration cannot be joined, as far as that shows quickly."""
+    from gemini.runtime.hosts.ray_cluster import check_reachable
+
+    if config.cluster is not None and config.cluster != NODES:
+        check_reachable(find_address(config))
+
+
+def open_cluster(config: GeminiConfig) -> HostCluster:
+    """Return the cluster of a configuration; raise ConfigError if there is none, or it cannot be joined."""
+    address = find_address(config)
     if _opened:
         return _opened.pop()
     if address == NODES:

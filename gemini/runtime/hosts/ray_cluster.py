@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import json
 import os
@@ -22,7 +23,7 @@ from gemini.runtime.hosts.own_address import address_towards
 from gemini.runtime.transport.gloo_pair import MeetingPoint
 
 _DRIVER = "gemini.runtime.hosts.ray_driver"
-_CONNECTING, _SUPERVISING = 60.0, 90.0  # seconds
+_REACHING, _CONNECTING, _SUPERVISING = 5.0, 60.0, 90.0  # seconds
 _TOKEN = "RAY_AUTH_TOKEN"
 _DEFAULT_TOKEN = Path("~/.ray/auth_token")
 _numbers = itertools.count(1)  # of meetings, unique in the process
@@ -38,20 +39,30 @@ def token_path() -> Path:
     return Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or _DEFAULT_TOKEN).expanduser()
 
 
+def check_reachable(address: str) -> None:
+    """Raise ConfigError where a cluster cannot be joined: no token, no Ray, or nothing at that address."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        raise ConfigError([Fault(f"cluster = {address!r} is no address", "write HOST:PORT, as in 10.0.0.1:6380")])
+    if not has_token():
+        what = f"there is no token for the Ray cluster at {address}: anyone could run code on it"
+        remedy = "start the cluster with one (gemini cluster up), and set RAY_AUTH_TOKEN_PATH to its file"
+        raise ConfigError([Fault(what, remedy)])
+    if importlib.util.find_spec("ray") is None:
+        raise ConfigError([Fault("Ray is not installed", "pip install 'gemini-instrumenter[ray]'")])
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _REACHING).close()
+    except OSError as error:
+        remedy = "start it: gemini cluster up --address IP; or name another one"
+        raise ConfigError([Fault(f"there is no Ray cluster at {address}: {error}", remedy)]) from None
+
+
 class RayCluster:
     """The hosts of a Ray cluster."""
 
     def __init__(self, address: str) -> None:
+        check_reachable(address)
         self.address, self.host = address, address_towards(address)
-        if not has_token():
-            raise ConfigError([Fault(
-                f"there is no token for the Ray cluster at {address}: anyone could run code on it",
-                "start the cluster with one (gemini cluster up), and set RAY_AUTH_TOKEN_PATH to its file",
-            )])  # fmt: skip
-        try:
-            import ray  # noqa: F401
-        except ImportError:
-            raise ConfigError([Fault("Ray is not installed", "pip install 'gemini-instrumenter[ray]'")]) from None
         ours, theirs = socket.socketpair()
         self._lines = ours.makefile("rw", encoding="utf-8", newline="\n")
         self._connection, self._waiting, self._writing = ours, dict[int, Future[Any]](), threading.Lock()
@@ -88,6 +99,9 @@ class RayCluster:
         assert address is not None
         bundle = self._bundles[index]
         said = self.ask("supervise", _SUPERVISING, bundle=bundle, kind=address.device.partition(":")[0])
+        if said["ray_auth"].lower() != "token":
+            what = f"the Ray cluster at {self.address} requires no token: anyone could run code on it"
+            raise ConfigError([Fault(what, "start it with RAY_AUTH_MODE=token on every host, or by gemini cluster up")])
         return RayAgent(self, bundle, address.host), said
 
     def meeting(self) -> MeetingPoint:

@@ -21,12 +21,14 @@ import socket
 import sys
 import tempfile
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
-from gemini.errors import GeminiError
+from gemini.errors import ConfigError, GeminiError
 
+_SLICE = 0.1  # seconds
+_REFUSED, _SAID = b"InvalidAuthToken", 1 << 20  # in what Ray writes, of so many bytes
 _PLACING = 10.0  # seconds that Ray may take to reserve what is there
 _STARTING = 60.0  # seconds for an actor, with the code it needs
 
@@ -41,10 +43,10 @@ def main() -> None:
 
     connection, parent = (int(one) for one in sys.argv[1:3])
     bind_to_parent(parent)
-    with open(os.devnull, "w") as nowhere:  # Ray writes to the terminal of the script
-        os.dup2(nowhere.fileno(), 1)
-        os.dup2(nowhere.fileno(), 2)
-    driver = RayDriver()
+    said = os.memfd_create("gemini-ray")
+    for descriptor in (1, 2):  # Ray writes to the terminal of the script
+        os.dup2(said, descriptor)
+    driver = RayDriver(said)
     lines = socket.socket(fileno=connection).makefile("rw", encoding="utf-8", newline="\n")
     writing = threading.Lock()
 
@@ -52,6 +54,8 @@ def main() -> None:
         request = json.loads(line)
         try:
             found: dict[str, Any] = {"answer": getattr(driver, request["do"])(**request["given"])}
+        except ConfigError as error:
+            found = {"error": "\n    → ".join((error.faults[0].what, error.faults[0].remedy))}
         except (DriverError, GeminiError) as error:
             found = {"error": str(error)}
         except Exception as error:
@@ -69,7 +73,8 @@ def main() -> None:
 class RayDriver:
     """The requests of the controller."""
 
-    def __init__(self) -> None:
+    def __init__(self, said: int) -> None:
+        self._said = said  # what Ray has written
         self._actors: dict[int, Any] = {}  # by bundle
         self._group: Any = None
         self._hosts: list[str] = []  # of the bundles
@@ -82,13 +87,15 @@ class RayDriver:
             from gemini.runtime.hosts.travelling_code import copy_code
 
             environment = {"working_dir": folder} if copy_code(Path(code), Path(folder)) else {}
-            try:
-                ray.init(
-                    address=address, namespace="gemini", runtime_env=environment, log_to_driver=False,
-                    logging_level="CRITICAL", configure_logging=False, _node_ip_address=host,
-                )  # fmt: skip
-            except Exception as error:
-                raise DriverError(_explain(error, address)) from None
+            joining = ThreadPoolExecutor(1).submit(
+                ray.init, address=address, namespace="gemini", runtime_env=environment, log_to_driver=False,
+                logging_level="CRITICAL", configure_logging=False, _node_ip_address=host,
+            )  # fmt: skip
+            while not wait([joining], _SLICE).done:
+                if _REFUSED in os.pread(self._said, _SAID, 0):  # Ray tries again for 20 s
+                    raise DriverError(_explain(_REFUSED.decode(), address))
+            if (error := joining.exception()) is not None:
+                raise DriverError(_explain(str(error), address))
         return {"host": host, "hosts": [one["NodeManagerAddress"] for one in _alive()]}
 
     def place(self, wanted: list[tuple[str, str]]) -> list[str]:
@@ -167,12 +174,12 @@ def _describe_hosts() -> str:
     return ", ".join(found)
 
 
-def _explain(error: Exception, address: str) -> str:
+def _explain(said: str, address: str) -> str:
     """Return why a cluster cannot be joined, with a remedy."""
-    text = " ".join(str(error).split())
-    if "uthenti" in text or "token" in text:
+    text = " ".join(said.split())
+    if "InvalidAuthToken" in text or "uthenti" in text:
         return (
-            f"the cluster at {address} refused the token: {text:.200}\n"
+            f"the Ray cluster at {address} refused the token\n"
             "    → set RAY_AUTH_TOKEN_PATH to the token of that cluster"
         )
     if "ersion mismatch" in text:

@@ -23,6 +23,7 @@ from gemini.planner.resized_plan import PlanPair
 from gemini.runtime.deferred.contract import OutputSpec
 
 if TYPE_CHECKING:
+    from gemini.planner.step_plan import StepPlan
     from gemini.runtime.pipelined.call_signature import CallKind
 
 _AUDITED = 3  # sizes that are compared at first: rules of sizes are learned from two
@@ -119,6 +120,15 @@ def _without_sizes(form: Any) -> tuple[Any, ...]:
         else (type(leaf.value), repr(leaf.value))
         for leaf in leaves(form)
     )  # fmt: skip
+
+
+def may_hold_sizes(plan: StepPlan) -> bool:
+    """Return whether a model may keep tensors that it has made for the sizes of a call, outside its parameters."""
+    return bool(plan.attribute_writes) or any(
+        node.kind == "attribute" or (node.kind == "buffer" and meta.batch_dim is not None)
+        for node in plan.graph.nodes
+        for meta in node.outputs.values()
+    )
 
 
 # ── outputs ────────────────────────────────────────────────────────────────────────────────────────────────────────

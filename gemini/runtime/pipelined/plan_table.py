@@ -31,7 +31,7 @@ from gemini.runtime.pipelined.call_signature import (
     kind_key,
     quick_key,
 )
-from gemini.runtime.pipelined.call_sizes import MOST_RESIZED
+from gemini.runtime.pipelined.call_sizes import MOST_RESIZED, may_hold_sizes
 from gemini.runtime.pipelined.loss_request import port_names
 from gemini.runtime.pipelined.returned_attributes import ReturnedAttributes
 from gemini.runtime.pool.worker_stats import measure_speeds
@@ -281,10 +281,16 @@ class PlanTable:
         kind.family.learn_outputs(kind.plan.graph, outline)
 
     def has_outputs(self, kind: CallKind, samples: int) -> bool:
-        """Return whether the outputs of a call of this size are known, from a call of this or another size."""
+        """Return whether the outputs of a call of this size are known, from a call of this or another size.
+
+        The first call by a plan runs locally in any case: a model may keep what it has made for a size (a mask), and
+        its graph shows it after that.
+        """
         assert kind.plan is not None
         if samples not in kind.output_specs:
-            spec = kind.family.find_output_spec(kind.plan.graph, samples)
+            has_run = kind.origin is not None or bool(kind.output_specs)
+            has_state = not has_run or may_hold_sizes(kind.plan)
+            spec = None if has_state else kind.family.find_output_spec(kind.plan.graph, samples)
             if spec is None:
                 return False
             kind.output_specs[samples] = spec

@@ -67,17 +67,20 @@ def _contract(op: ForwardOp, layouts: Sequence[Layout], sides: list[str], result
         return None
     if label in result:
         return Way(tuple(wanted), (Shard(result.index(label), layout.factor, layout.outer),))
-    if layout.outer > 1 or any(label not in labels for labels in sides):
+    if any(label not in labels for labels in sides):
         return None
     return Way(tuple(wanted), (PARTIAL,))
 
 
 # ── images ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 def images(op: ForwardOp, layouts: Sequence[Layout], units: int) -> Way | None:
-    """Convolve, pool or resize image by image."""
+    """Convolve, pool or resize image by image; pool also channel by channel."""
     del units
     layout = layouts[0]
-    return along(layouts, 0, op, layout) if isinstance(layout, Shard) and layout.dim == 0 else None
+    if not isinstance(layout, Shard):
+        return None
+    is_pool = op.type in ("MaxPool", "AvgPool") and op.text("data_format") == "NHWC"
+    return along(layouts, 0, op, layout) if layout.dim == 0 or (is_pool and layout.dim == 3) else None
 
 
 def transposed_convolution(op: ForwardOp, layouts: Sequence[Layout], units: int) -> Way | None:

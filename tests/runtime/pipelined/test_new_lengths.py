@@ -1,4 +1,4 @@
-"""A new length in each of 12 steps: the numbers of one device, two captures, and overlapped steps from the third on."""
+"""A new length in each of 12 steps: the numbers of one device, two captures, overlapped from the third length on."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from gemini.capture import driver
 from gemini.runtime.pool.worker_pool import WorkerPool
+from gemini.runtime.run_journal import ModelJournal
 from tests.programs.pipelined_runs import manage
 
 WORDS = 50
@@ -54,6 +55,20 @@ class Tagger(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.head(self.second(self.first(self.words(x))[0])[0])
+
+
+class Cached(nn.Module):
+    """Keeps what it has made for the last length in an attribute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 8), nn.Linear(8, 4)
+        self.scale: torch.Tensor | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.scale is None or self.scale.shape[0] != x.shape[2]:
+            self.scale = torch.linspace(0, 1, x.shape[2], dtype=x.dtype)
+        return self.second(self.first(x.mT) * self.scale[:, None]).mT
 
 
 class Signals(nn.Module):
@@ -135,10 +150,10 @@ CASES = {
 }
 
 
-def train(model: nn.Module, case: Case, samples: tuple[int, ...]) -> Iterator[Any]:
+def train(model: nn.Module, case: Case, samples: tuple[int, ...], lengths: tuple[int, ...]) -> Iterator[Any]:
     torch.manual_seed(3)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    for count, length in zip(samples, LENGTHS, strict=True):
+    for count, length in zip(samples, lengths, strict=True):
         loss = case.loss(model, count, length)
         optimizer.zero_grad()
         loss.backward()
@@ -152,19 +167,31 @@ def train(model: nn.Module, case: Case, samples: tuple[int, ...]) -> Iterator[An
     "varies", [pytest.param(False, marks=pytest.mark.slow, id="length"), pytest.param(True, id="length-and-samples")]
 )
 @pytest.mark.parametrize("name", CASES)
-def test_equal_to_one_device(name: str, varies: bool, pool: WorkerPool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_equal_to_one_device_with_two_captures(
+    name: str, varies: bool, pool: WorkerPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     case, samples = CASES[name], SAMPLES if varies else (8,) * len(LENGTHS)
+    captures: list[Any] = []
+    capture = driver.CaptureDriver.capture
+    monkeypatch.setattr(driver.CaptureDriver, "capture", lambda *args: captures.append(args) or capture(*args))
+    journal = compare(case, samples, pool)
+    assert journal.steps["overlapped"] == len(LENGTHS) - 3, journal.reasons
+    assert len(captures) <= 2
+
+
+def test_tensors_kept_for_the_last_length(pool: WorkerPool) -> None:
+    compare(Case(Cached, filtered), SAMPLES, pool, lengths=(16, 16, 12, 20, 20, 8, 30, 4, 2, 1, 3, 3, 16))
+
+
+def compare(case: Case, samples: tuple[int, ...], pool: WorkerPool, lengths: tuple[int, ...] = LENGTHS) -> ModelJournal:
+    """Train a model locally and in workers; compare losses, weights and the generator."""
     models = []
     for _ in range(2):
         torch.manual_seed(1)
         models.append(case.make().double())
-    expected = [*train(models[0], case, samples)]
-    captures: list[Any] = []
-    capture = driver.CaptureDriver.capture
-    monkeypatch.setattr(driver.CaptureDriver, "capture", lambda *args: captures.append(args) or capture(*args))
+    expected = [*train(models[0], case, samples, lengths)]
     journal = manage(models[1], pool)
-    found = [*train(models[1], case, samples)]
+    found = [*train(models[1], case, samples, lengths)]
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(torch.as_tensor(one), torch.as_tensor(other), rtol=1e-6, atol=1e-7)
-    assert journal.steps["overlapped"] == len(LENGTHS) - 2, journal.reasons
-    assert len(captures) <= 2
+    return journal

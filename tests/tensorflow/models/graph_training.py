@@ -39,6 +39,16 @@ def in_process(stages: int, micro_batches: int, **more: Any) -> GeminiConfig:
     return GeminiConfig(mode="pipeline", device_mapping=mapping, accum_degree=micro_batches, quiet=True, **more)
 
 
+def sharded(stages: int, shards: int, micro_batches: int, **more: Any) -> GeminiConfig:
+    """Return shards, in one or several stages, over logical devices of this process."""
+    mapping = {
+        f"stage_{at}": {f"shard_{one}": f"/device:CPU:{at * shards + one}" for one in range(shards)}
+        for at in range(stages)
+    }
+    mode = "hybrid" if stages > 1 else "sharding"
+    return GeminiConfig(mode=mode, device_mapping=mapping, accum_degree=micro_batches, quiet=True, **more)
+
+
 @contextmanager
 def engine(config: GeminiConfig | None) -> Iterator[None]:
     """Run a block with the engine installed, or with the same settings of TensorFlow and no engine."""

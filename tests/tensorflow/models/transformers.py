@@ -46,7 +46,8 @@ def attention(x: tf.Tensor, memory: tf.Tensor, bias: tf.Tensor, heads: int) -> t
     def split(y: tf.Tensor, rows: object) -> tf.Tensor:
         return tf.transpose(tf.reshape(y, [batch, rows, heads, each]), [0, 2, 1, 3])
 
-    flat, flat_memory = tf.reshape(x, [-1, width]), tf.reshape(memory, [-1, width])
+    flat = tf.reshape(x, [-1, width])
+    flat_memory = flat if memory is x else tf.reshape(memory, [-1, width])
     query, key = split(dense(flat, width, "query"), length), split(dense(flat_memory, width, "key"), other)
     value = split(dense(flat_memory, width, "value"), other)
     scores = tf.matmul(query, key, transpose_b=True) * (1.0 / float(np.sqrt(each))) + bias
