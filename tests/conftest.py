@@ -139,7 +139,18 @@ def one_thread() -> Iterator[None]:
 def trusted_tests(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Trust code of the tests like that of a library: modules count their runs, or act on the worker they run in."""
     from gemini.purity import allowances, value_kinds
+    from gemini.runtime.pool.worker_pool import WorkerPool
+    from tests.trusted_code import TrustedLibraries
 
-    trusted = allowances.LIBRARIES | {"tests", request.module.__name__.partition(".")[0]}
+    trusted = TrustedLibraries(allowances.LIBRARIES)
     for module in (allowances, value_kinds):
         monkeypatch.setattr(module, "LIBRARIES", trusted)
+    await_ready = WorkerPool.await_ready
+
+    def await_and_trust(pool: WorkerPool) -> None:
+        await_ready(pool)
+        pool.preload(["tests.trusted_code"])
+
+    monkeypatch.setattr(WorkerPool, "await_ready", await_and_trust)
+    if "pool" in request.fixturenames:
+        await_and_trust(request.getfixturevalue("pool"))
