@@ -67,7 +67,8 @@ def test_forced_pipeline_prints_what_python_prints(folder: Path) -> None:
     assert "3 steps compared with this process" in done.stderr
     assert "is not equal" not in done.stderr
     assert re.fullmatch(
-        r"gemini: Sequential: 4 of 6 calls overlapped, [\d.]+ m?s per step; gemini explain shows more",
+        r"gemini: Sequential: 4 of 6 calls overlapped, [\d.]+ m?s per step \([\d.]+ m?s in this process: [\d.]+ ×\); "
+        r"gemini explain shows more",
         done.stderr.splitlines()[-1],
     )
     explained = run(COMMAND.replace("gemini_python", "gemini"), "explain", cwd=folder)

@@ -47,7 +47,12 @@ def test_the_path_is_the_fastest_one_taken() -> None:
         "Net", 2, steps={CallPath.OVERLAPPED: 5, CallPath.EAGER: 1}, reasons={"the first call of its size shows …": 1}
     )
     assert path_of([story], "")[:2] == (CallPath.OVERLAPPED, "")
-    slow = ModelJournal("Net", 2, steps={CallPath.EAGER: 3}, reasons={"batch normalization": 2, "the first call …": 1})
+    slow = ModelJournal(
+        "Net",
+        2,
+        steps={CallPath.EAGER: 3},
+        reasons={"eager dispatch: batch normalization": 2, "local: the first call …": 1},
+    )
     assert path_of([slow], "")[:2] == (CallPath.EAGER, "batch normalization")
     assert path_of([], "gemini: too small")[:2] == (CallPath.LOCAL, "too small")
 

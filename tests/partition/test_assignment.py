@@ -33,12 +33,13 @@ def test_every_node_is_in_one_stage_and_values_flow_forward(model: str, nparts: 
 
 def test_a_partition_survives_a_file(tmp_path: Path) -> None:
     graph, costs = captured("stack")
-    made = partition(graph, costs, 3, options=Options(workers=(Worker(), Worker(2.0), Worker())))
+    options = Options(workers=(Worker(), Worker(2.0), Worker()), noise=0.01)
+    made = partition(graph, costs, 3, options=options)
     made.save(tmp_path / "partition.json")
     loaded = Partition.load(tmp_path / "partition.json")
     assert loaded == Partition.from_json(json.loads(json.dumps(made.to_json())))
     assert loaded.stages == made.stages
-    assert Options.from_json(loaded.options) == Options(workers=(Worker(), Worker(2.0), Worker()))
+    assert Options.from_json(loaded.options) == options
     loaded.validate(graph)
 
 

@@ -64,6 +64,7 @@ def test_nothing_is_loaded() -> None:
     assert done.stdout.strip() == "False"
 
 
+@pytest.mark.usefixtures("trusted_tests")
 def test_nothing_is_loaded_in_a_worker() -> None:
     pool = WorkerPool(1, 1)
     try:

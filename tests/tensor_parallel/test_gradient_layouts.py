@@ -87,10 +87,10 @@ class Recurrent(nn.Module):
 
     def __init__(self, times=4):
         super().__init__()
-        self.layer, self.times = Mixer(), times
+        self.first, self.layer, self.times = nn.Linear(16, 16), Mixer(), times
 
     def forward(self, x):
-        y = x
+        y = self.first(x)
         for _ in range(self.times):
             y = self.layer(y, x)
         return y

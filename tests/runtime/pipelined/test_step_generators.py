@@ -21,7 +21,7 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is n
 
 
 def plan(*draws: tuple[str, ...], is_random: bool = True) -> Any:
-    return SimpleNamespace(uses_torch_rng=is_random, rng_patterns=draws, schedule=SimpleNamespace(ndevs=2))
+    return SimpleNamespace(uses_torch_rng=is_random, rng_patterns=draws, nworkers=2)
 
 
 @pytest.fixture
