@@ -74,7 +74,7 @@ def test_a_line_is_above_a_live_display(monkeypatch: pytest.MonkeyPatch) -> None
 def test_the_summary_of_a_run_is_not_written_inside_a_progress_bar(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(run_summary, "rows", lambda *_: [("model", "Net")])
+    monkeypatch.setattr(run_summary, "rows", lambda *_, **__: [("model", "Net")])
     bar = tqdm(total=2, desc="steps", mininterval=0)
     run_summary.show(None, None, "SGD", GeminiConfig())  # type: ignore[arg-type]
     bar.close()

@@ -59,7 +59,7 @@ class ModelDiscovery:
         self._passing: dict[int, weakref.ref[nn.Module]] = {}  # settled until the next optimizer
         self._calls = 0
         self._all = False  # every parameter with requires_grad counts as trained
-        self._optimizers: dict[int, str] = {}  # by parameter
+        self._optimizers: dict[int, tuple[str, weakref.ref[Any]]] = {}  # by parameter
         self._places: dict[int, tuple[weakref.ref[Any], str, str]] = {}  # kind and place of construction, by identity
 
     def register_optimizer(self, optimizer: Any) -> None:
@@ -71,7 +71,7 @@ class ModelDiscovery:
             for one in group["params"]:
                 if isinstance(one, nn.Parameter) and not any(id(one) in table for table in known):
                     _add_weakly(self._open, one)
-                self._optimizers[id(one)] = type(optimizer).__name__
+                self._optimizers[id(one)] = type(optimizer).__name__, weakref.ref(optimizer)
         self._passing.clear()
         self._calls = 0
         if self._open:
@@ -167,7 +167,17 @@ class ModelDiscovery:
     def optimizers_of(self, model: nn.Module) -> str:
         """Return the names of a model's optimizers."""
         found = (self._optimizers.get(id(one)) for one in model.parameters())
-        return " and ".join(dict.fromkeys(name for name in found if name)) or "the program"
+        return " and ".join(dict.fromkeys(entry[0] for entry in found if entry)) or "the program"
+
+    def optimizer_state_mb(self, model: nn.Module) -> float:
+        """Return the size of the present state of a model's optimizers."""
+        total = 0
+        for one in model.parameters():
+            entry = self._optimizers.get(id(one))
+            owner = entry and entry[1]()
+            values = owner.state.get(one, {}).values() if isinstance(owner, torch.optim.Optimizer) else ()
+            total += sum(value.numel() * value.element_size() for value in values if isinstance(value, torch.Tensor))
+        return total / 1e6
 
     def call(self, model: nn.Module, args: Any, kwargs: Any) -> Any:
         """Call a model in this process by PyTorch's `__call__`."""

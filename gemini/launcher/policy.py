@@ -99,7 +99,8 @@ class ForcedPolicy:
         if not self.config.quiet:
             from gemini.launcher.run_summary import show
 
-            show(model, plan, self.discovery.optimizers_of(model), self.config, single_ms)
+            state_mb = self.discovery.optimizer_state_mb(model)
+            show(model, plan, self.discovery.optimizers_of(model), self.config, single_ms, state_mb=state_mb)
 
     def stay_local(self, model: nn.Module, reason: str, how: str = "as under python") -> bool:
         """Record and print why a model runs without workers; return False."""

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from gemini.config.gemini_config import GeminiConfig
+from gemini.launcher.memory_summary import memory_rows
 from gemini.log import log_line
 from gemini.runtime.call_outcome import CallPath
 
@@ -25,9 +26,15 @@ _SHOWN = 4  # models at the end of a run
 
 
 def show(
-    model: nn.Module, plan: StepPlan, trained_by: str, config: GeminiConfig, single_ms: float | None = None
+    model: nn.Module,
+    plan: StepPlan,
+    trained_by: str,
+    config: GeminiConfig,
+    single_ms: float | None = None,
+    *,
+    state_mb: float = 0.0,
 ) -> None:
-    """Print the summary; a closed standard error is ignored."""
+    """Print the summary; a closed standard error is ignored. `state_mb`: the present optimizer state."""
     from gemini.snapshot.rng_snapshot import GeneratorStates
 
     generators = GeneratorStates()  # rich consumes random numbers for its links
@@ -37,7 +44,7 @@ def show(
         from rich.table import Table
 
         table = Table.grid(padding=(0, 2))
-        for name, text in rows(model, plan, trained_by, config, single_ms):
+        for name, text in rows(model, plan, trained_by, config, single_ms, state_mb=state_mb):
             table.add_row(f"[dim]{name}[/dim]", text)
         console = Console(file=sys.stderr, highlight=False)
         with console.capture() as rendered:
@@ -50,7 +57,13 @@ def show(
 
 
 def rows(
-    model: nn.Module, plan: StepPlan, trained_by: str, config: GeminiConfig, single_ms: float | None = None
+    model: nn.Module,
+    plan: StepPlan,
+    trained_by: str,
+    config: GeminiConfig,
+    single_ms: float | None = None,
+    *,
+    state_mb: float = 0.0,
 ) -> list[tuple[str, str]]:
     """Return the rows of the summary: (name, text)."""
     count = sum(one.numel() for one in model.parameters())
@@ -79,6 +92,7 @@ def rows(
         ("schedule", f"{plan.name}, {plan.micro_batches_text}, {analysis.bubble:.0%} idle"
                      + (", plan from cache" if plan.is_cached else "")),
         ("expected", f"{_ms(plan.step_ms)} per step, {gain:.2f} × {what} ({_ms(single_ms)})"),
+        *memory_rows(plan, trained_by, state_mb),
         *program,
         ("run folder", _near(config.run_folder)),
     ]  # fmt: skip
