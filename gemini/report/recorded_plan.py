@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gemini.errors import ArtifactError
-from gemini.partition.analysis.analysis_result import Analysis
+from gemini.partition.analysis.analysis_result import Analysis, MemoryEstimate
 from gemini.runtime.pipelined.plan_record import FORMAT
 from gemini.runtime.run_journal import ModelJournal
 
@@ -51,6 +51,17 @@ class RecordedNode:
 
 
 @dataclass(frozen=True)
+class RecordedShards:
+    """The layouts and collectives of a plan on shards, as texts."""
+
+    title: str
+    head: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    legend: str
+    below: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class RecordedPlan:
     """A plan with measured steps, the last of which is step `step` of its model."""
 
@@ -67,6 +78,17 @@ class RecordedPlan:
     measured: tuple[MeasuredStep, ...]
     nodes: tuple[RecordedNode, ...]
     analysis: Analysis
+    memory: tuple[MemoryEstimate, ...] = ()  # of each worker
+    shards: RecordedShards | None = None
+
+    def stages_of(self, worker: int) -> tuple[int, ...]:
+        """Return the stages of a worker; shards of a stage are neighbours."""
+        return self.analysis.workers[worker // self.shard_count].stages
+
+    @property
+    def shard_count(self) -> int:
+        """The number of workers per stage."""
+        return self.workers // len(self.analysis.workers)
 
     @property
     def last(self) -> MeasuredStep:
@@ -108,4 +130,11 @@ def _parse(data: dict[str, Any]) -> RecordedPlan:
             for name, module, op, stage, ms, shape in data["nodes"]
         ),
         analysis=Analysis.from_json(data["analysis"]),
+        memory=tuple(MemoryEstimate(**one) for one in data["memory"]),
+        shards=None if data["shards"] is None else _parse_shards(data["shards"]),
     )
+
+
+def _parse_shards(data: dict[str, Any]) -> RecordedShards:
+    rows = tuple(tuple(row) for row in data["rows"])
+    return RecordedShards(data["title"], tuple(data["head"]), rows, data["legend"], tuple(data["below"]))

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from jinja2 import Template
 
 TEMPLATE = Path(__file__).parent / "templates" / "report.html.jinja"
+_MEMORY = ("weights", "gradients", "activations", "working", "transfers", "libraries")
 PATH_NAMES = {path.value: f"path{at}" for at, path in enumerate(CallPath)}
 
 
@@ -198,28 +199,22 @@ def _comparisons(plan: RecordedPlan, model: ModelJournal) -> list[Comparison]:
 
 def _expected_mb(plan: RecordedPlan) -> float:
     """Return the planned memory of the largest worker, without optimizer state, which the script's process holds."""
-    return max(one.memory.total_mb - one.memory.optimizer_mb for one in plan.analysis.workers)
+    return max(memory.total_mb for memory in plan.memory)
 
 
 def _workers(plan: RecordedPlan) -> list[WorkerRow]:
-    rows = []
-    for one in plan.analysis.workers:
-        memory = one.memory
-        parts = [("weights", memory.weights_mb), ("gradients", memory.gradients_mb),
-                 ("activations", memory.activations_mb), ("working", memory.working_mb),
-                 ("transfers", memory.transfers_mb), ("libraries", memory.libraries_mb)]  # fmt: skip
-        rows.append(
-            WorkerRow(
-                one.worker,
-                one.stages,
-                sum(action.span for action in plan.planned if action.worker == one.worker),
-                sum(action.span for action in plan.last.actions if action.worker == one.worker),
-                tuple((name, size) for name, size in parts if size > 0),
-                sum(size for _, size in parts),
-                plan.peak_mb[one.worker] if one.worker < len(plan.peak_mb) else None,
-            )
+    return [
+        WorkerRow(
+            worker,
+            plan.stages_of(worker),
+            sum(action.span for action in plan.planned if action.worker == worker),
+            sum(action.span for action in plan.last.actions if action.worker == worker),
+            tuple((name, size) for name in _MEMORY if (size := getattr(memory, f"{name}_mb")) > 0),
+            memory.total_mb,
+            plan.peak_mb[worker] if worker < len(plan.peak_mb) else None,
         )
-    return rows
+        for worker, memory in enumerate(plan.memory)
+    ]
 
 
 def _memory_note(plan: RecordedPlan) -> str:

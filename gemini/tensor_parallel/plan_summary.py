@@ -22,6 +22,7 @@ from gemini.tensor_parallel.shard_plan import PlannedCollective, ShardPlan, Tens
 _PHASES = ("forward", "backward", "step")
 _UNITS = (("GB", 1e9), ("MB", 1e6), ("KB", 1e3))
 _LISTED = 8
+_HEAD = ("scope", "layers", "weights", "size", "per shard", "forward", "backward")
 _LEGEND = "S1: slices of dimension 1, S1/3: of its 3 groups · R: whole, R+: with partial gradients · P: a sum"
 
 
@@ -141,9 +142,8 @@ class PlanSummary:
     # ── texts ──────────────────────────────────────────────────────────────────────────────────────────────────────
     def table(self) -> str:
         """Return all of it as text."""
-        head = ("scope", "layers", "weights", "size", "per shard", "forward", "backward")
-        lines = [head, *(_cells(row) for row in self.rows)]
-        widths = [max(len(line[at]) for line in lines) for at in range(len(head))]
+        lines = [_HEAD, *(_cells(row) for row in self.rows)]
+        widths = [max(len(line[at]) for line in lines) for at in range(len(_HEAD))]
         right = {1, 3, 4}
         texts = [
             "  ".join(f"{cell:>{width}}" if at in right else f"{cell:<{width}}"
@@ -152,6 +152,12 @@ class PlanSummary:
         ]  # fmt: skip
         return "\n".join([self._title(), "", texts[0], "-" * max(map(len, texts)), *texts[1:], "", _LEGEND, "",
                           *self._collective_lines(), self._memory_line(), *self._replicated_lines()])  # fmt: skip
+
+    def texts(self) -> dict[str, Any]:
+        """Return the parts of the table as texts: title, head, rows, legend, lines below it."""
+        below = [*self._collective_lines(), *(line.strip() for line in self._replicated_lines())]
+        rows = [_cells(row) for row in self.rows]
+        return {"title": self._title(), "head": _HEAD, "rows": rows, "legend": _LEGEND, "below": below}
 
     def _title(self) -> str:
         plan = self.plan

@@ -119,7 +119,11 @@ def record_run(folder: Path, workers: int, calls: int) -> None:
                 "ideal_ms": 3.0, "single_ms": 100.0, "step_ms": 12.0, "schedule": "1f1b",
                 "micro_batches": micro_batches, "notes": [],
                 "facts": {}, "stages": stages, "workers": each, "flows": []}  # fmt: skip
-    plan = {"format": 1, "step": 10, "name": "1f1b", "text": "", "micro_batches": micro_batches, "workers": workers,
+    sizes = {name: size for name, size in memory.items() if name != "optimizer_mb"} | {"optimizer_mb": 0.0}
+    shards = {"title": "Net on 2 shards", "head": ["scope", "weights"], "rows": [["layer.*", "weight S1"]],
+              "legend": "S1: slices", "below": ["forward: 2 all-reduce"]}  # fmt: skip
+    plan = {"format": 2, "memory": [sizes] * workers, "shards": shards, "step": 10,
+            "name": "1f1b", "text": "", "micro_batches": micro_batches, "workers": workers,
             "stages": workers, "predicted_ms": 12.0, "profiled_ms": 11.0, "peak_mb": [9.0] * workers, "planned": rows,
             "measured": [{"ms": 14.0, "rows": rows}], "analysis": analysis,
             "nodes": [[f"n{at}", f"layer.{at}", "Linear", at, 1.0, [8, 16]] for at in range(workers)]}  # fmt: skip
@@ -138,6 +142,7 @@ def test_a_page_of_any_size_is_complete_and_self_contained(workers: int, calls: 
     assert "&lt;shows&gt;" in page
     assert f"{calls - 1} overlapped" in page
     assert f"w{workers - 1}<" in page
+    assert "weight S1" in page
     assert "2.0e-07" in page
     assert not re.findall(r"""(?:src|href)=["'](?!#)""", page)
     assert "http" not in page.replace("http-equiv", "")

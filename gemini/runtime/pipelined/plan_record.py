@@ -2,6 +2,8 @@
 
     planned, measured    rows [worker, stage, micro-batch, letter, begin, span] of actions, in ms
     nodes                rows [name, module, operation, stage, ms per batch, shape] in execution order
+    memory               predicted memory of each worker in MB, by purpose
+    shards               layouts and collectives by scope (`PlanSummary.texts`); null where stages are undivided
     analysis             `Analysis.to_json`
 
 Written after the first steps, and at a few later ones: a process may end at any time.
@@ -11,28 +13,25 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gemini.atomic_files import write_whole
+from gemini.planner.shard_memory import estimate_workers
 from gemini.runtime.pipelined.measured_schedule import TYPES
 from gemini.runtime.pipelined.step_request import TraceEvent
 from gemini.schedule.block import LETTERS
 from gemini.schedule.user_plan import replicas
+from gemini.tensor_parallel.plan_summary import PlanSummary
 
 if TYPE_CHECKING:
     from gemini.ir.node import Node
     from gemini.planner.step_plan import StepPlan
 
-FORMAT = 1
+FORMAT = 2
 RECORDED_STEPS = (1, 3, 10, 100, 1000)
 Row = tuple[int, int, int, str, float, float]
-
-
-def _of_first_shards(plan: StepPlan, events: list[TraceEvent]) -> list[TraceEvent]:
-    """Return the events of one shard of every stage, by device of the schedule."""
-    count = plan.shard_count
-    return [event._replace(worker=event.worker // count) for event in events if event.worker % count == 0]
 
 
 def save_record(
@@ -52,22 +51,24 @@ def save_record(
         "batch_size": plan.batch.size,
         "recompute": plan.recompute,
         "single_micro_batch_reason": plan.single_micro_batch_reason,
-        "workers": plan.schedule.ndevs,
+        "workers": plan.nworkers,
         "stages": plan.nstages,
         "predicted_ms": plan.step_ms,
         "profiled_ms": plan.analysis.step_ms,
         "peak_mb": peak_mb,
         "planned": planned_rows(plan),
-        "measured": [{"ms": ms, "rows": measured_rows(_of_first_shards(plan, events))} for events, ms in steps],
+        "measured": [{"ms": ms, "rows": measured_rows(events)} for events, ms in steps],
         "nodes": _node_rows(plan),
         "analysis": plan.analysis.to_json(),
+        "memory": [asdict(memory) for memory in estimate_workers(plan)],
+        "shards": None if plan.shards is None else PlanSummary(plan.graph, plan.shards).texts(),
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, json.dumps(content) + "\n", sync=False)
 
 
 def planned_rows(plan: StepPlan) -> list[Row]:
-    """Return the actions of the plan with their predicted times."""
+    """Return the actions of the plan with their predicted times; all shards of a stage run an action together."""
     schedule, copies = plan.expected, replicas(plan.schedule)
     rows: list[Row] = []
     for block in schedule:
@@ -75,7 +76,9 @@ def planned_rows(plan: StepPlan) -> list[Row]:
         letter = LETTERS.get(block.btype, block.btype)
         begin, span = round(float(schedule.step(block)), 3), round(float(block.span), 3)
         rows += [
-            (device, stage, block.mid * copies + replica, letter, begin, span) for device in schedule.device(block)
+            (device * plan.shard_count + shard, stage, block.mid * copies + replica, letter, begin, span)
+            for device in schedule.device(block)
+            for shard in range(plan.shard_count)
         ]
     return rows
 
