@@ -76,6 +76,7 @@ class GeminiConfig:
         "batch", readers.batch_norm, "KIND", "batch-norm statistics in training: of the batch or of each micro-batch"
     )
     trace: bool = _setting(False, readers.flag, "", "write the timeline of one step to the run folder")
+    live: bool = _setting(False, readers.flag, "", "show the present step on the last row of the terminal")
     report: str | None = _setting(None, readers.word, "FILE", "write a page about the run at its end")
     memory_limit: int | None = _setting(None, readers.memory, "SIZE", "memory per device, in bytes or as 12GB")
     workers: int | None = _setting(None, readers.count, "N", "worker processes")

@@ -27,7 +27,7 @@ import sys
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar
@@ -38,6 +38,7 @@ from gemini.errors import ArtifactError
 from gemini.log import log_line
 from gemini.runtime.call_outcome import CallPath, FallbackReason
 from gemini.runtime.step_history import StepHistory
+from gemini.schedule.block import LETTERS
 
 FORMAT = 3
 _KEPT = 20  # files of earlier runs
@@ -47,6 +48,7 @@ _SHARE = 0.25  # and this share of the time since the first: a write adds less t
 _FIRST = (1, 2, 4, 8, 16, 32, 64)
 _RENEWED = 16  # calls after which plans are described anew, and again at four times as many
 _NAMED = 3  # modules in a line
+_ACTIONS = {*LETTERS, *LETTERS.values()}  # kinds of events that are no waits
 _TIMED = 15  # steps whose durations are retained
 
 
@@ -70,6 +72,8 @@ class ModelJournal:
     record_file: str = ""  # of the plan and its measured steps, relative to the run folder
     history: StepHistory = field(default_factory=StepHistory)
     on_record: ClassVar[Any] = None  # called after each record
+    peaks_mb: ClassVar[tuple[float, ...]] = ()  # peak memory of each worker, where it was measured
+    _last_step: ClassVar[Any] = None  # the actions of the last step, and the number of its workers
     _describe_plan: ClassVar[Any] = None  # a weak reference to the method that describes the plan
 
     def record(self, path: str, reason: str = "") -> None:
@@ -102,6 +106,20 @@ class ModelJournal:
         self.history.record_time(step_ms)
         self.last_ms.append(step_ms)
         del self.last_ms[:-_TIMED]
+
+    def observe_step(self, events: Sequence[Any], workers: int, peaks_mb: tuple[float, ...]) -> None:
+        """Retain the last step for `idle_share`."""
+        vars(self)["_last_step"], vars(self)["peaks_mb"] = (events, workers), peaks_mb
+
+    @property
+    def idle_share(self) -> float | None:
+        """The share of the last step, from its first action to its last, in which workers were idle."""
+        events, workers = self._last_step or ((), 0)
+        actions = [one for one in events if one.kind in _ACTIONS]
+        if not actions:
+            return None
+        span = max(one.end for one in actions) - min(one.begin for one in actions)
+        return 1 - sum(one.end - one.begin for one in actions) / (span * workers) if span > 0 else None
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data."""

@@ -21,6 +21,7 @@ from gemini.runtime.devices.worker_devices import assign_devices, model_device
 from gemini.runtime.hosts.host_cluster import open_cluster
 from gemini.runtime.interception import dispatch
 from gemini.runtime.interception.managed_model import ManagedModel
+from gemini.runtime.live_line import start_live_line
 from gemini.runtime.pipelined.pipelined_model import PipelinedModel
 from gemini.runtime.pool.worker_pool import WorkerPool
 from gemini.runtime.run_journal import get_journal
@@ -72,6 +73,8 @@ def start(
             managed.pipelined.plans.has_edits = bool(plans.edited)
         # On CPUs the weights are in this process as well, and a local call is faster than eager dispatch.
         managed.dispatches = any(worker.device.kind != "cpu" for worker in pool.workers)
+    if config.live:
+        start_live_line()
     dispatch.manage(model, managed)
     return managed
 

@@ -335,6 +335,7 @@ class PipelinedModel:
         self.plans.record_step(kind, ran, step_ms, samples)
         self.journal.history.record_loss(result.root)
         self._save_record(kind, ran, step_ms)
+        self.journal.observe_step(ran.trace, kind.plan.nworkers, self._peaks_mb)
         return result
 
     def _replan(self, kind: CallKind, pending: PendingCall) -> None:
