@@ -33,6 +33,7 @@ from gemini.planner.microbatch_split import find_batch_dims
 from gemini.planner.plan_request import PlanRequest
 from gemini.planner.plan_reuse import find_equivalent_plan
 from gemini.planner.plan_search import search_plan
+from gemini.planner.planning_progress import begin_phase, planning_progress
 from gemini.planner.planning_time import CallCount, check_deadline, check_planning_time
 from gemini.planner.preconditions import check_graph_attributes, check_model
 from gemini.planner.replan import apply_measured_times
@@ -54,7 +55,8 @@ _MIN_GAIN = 0.05  # of a step: a new plan replaces a running one only if it is s
 def plan_step(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], request: PlanRequest) -> StepPlan:
     """Return the plan for calls like this one; raises UnplannableError, or a GeminiError for a faulty request."""
     check_model(model)
-    with mute_warnings():  # the calls themselves will emit these warnings
+    progress = planning_progress(type(model).__name__, request.quiet)
+    with mute_warnings(), progress:  # the calls themselves will emit these warnings
         if request.measured_plan is not None:
             return _replan(request.measured_plan, args, kwargs, request)
         return _plan(model, args, kwargs, request)
@@ -64,6 +66,7 @@ def _plan(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], reque
     with CallCount(model).count() as calls:
         batch = find_batch_dims(model, args, kwargs)
     check_planning_time(model, calls.per_run, request)
+    begin_phase("capture")
     reason = request.single_micro_batch_reason
     if not reason and request.micro_batches == 1:
         reason = ONE_MICRO_BATCH
@@ -209,8 +212,10 @@ def _load_or_search(
 
     def build() -> CachedPlan:
         check_deadline(request)
+        begin_phase("profile")
         profile = _profile_micro_batch(graph, *micro_batch.call, request, parts) if known is None else known
         check_deadline(request)
+        begin_phase("search")
         options = request.options(count, parts, on_cpu=_is_on_cpu(graph))
         if request.replicas > 1:
             choice = _choose_replicated(graph, profile, request, count, parts, is_bound=is_bound)
@@ -274,6 +279,7 @@ def _replan(plan: StepPlan, args: tuple[Any, ...], kwargs: dict[str, Any], reque
 
 def _add_side_effects(plan: StepPlan, args: tuple[Any, ...], kwargs: dict[str, Any], request: PlanRequest) -> StepPlan:
     """Add the buffers that the stages write and the random numbers that they generate."""
+    begin_phase("generate stages")
     plan = replace(plan, buffers_written_once=find_written_buffers(plan))
     if plan.recompute and plan.writes_buffers:
         raise UnplannableError("it fits into the workers only with recomputed activations, and it writes buffers")
