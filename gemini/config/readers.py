@@ -149,6 +149,7 @@ def device_mapping(value: Any) -> Mapping[str, Mapping[str, str]] | Wrong:
     if set(value) != {f"stage_{index}" for index in range(len(value))}:
         return Wrong(f"stages must be stage_0 … stage_{len(value) - 1}, got {', '.join(map(str, value))}", example)
     result: dict[str, Mapping[str, str]] = {}
+    bad: list[str] = []
     for index in range(len(value)):
         stage = f"stage_{index}"
         shards = value[stage]
@@ -157,13 +158,13 @@ def device_mapping(value: Any) -> Mapping[str, Mapping[str, str]] | Wrong:
         if set(shards) != {f"shard_{number}" for number in range(len(shards))}:
             names = ", ".join(map(str, shards))
             return Wrong(f"{stage}: shards must be shard_0 … shard_{len(shards) - 1}, got {names}", example)
-        bad = [name for name in shards.values() if not _is_device(name)]
-        if bad:
-            remedy = "name devices as cpu, cuda:0 or xpu:1, on other hosts node2/cuda:0, of TensorFlow /device:GPU:0"
-            return Wrong(f"{stage}: {bad[0]!r} is not a device", remedy)
+        bad += [f"{stage}: {name!r} is not a device" for name in shards.values() if not _is_device(name)]
         result[stage] = MappingProxyType(
             {f"shard_{number}": shards[f"shard_{number}"] for number in range(len(shards))}
         )
+    if bad:
+        remedy = "name devices as cpu, cuda:0 or xpu:1, on other hosts node2/cuda:0, of TensorFlow /device:GPU:0"
+        return Wrong(", ".join(bad), remedy)
     return MappingProxyType(result)
 
 

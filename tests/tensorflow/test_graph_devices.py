@@ -66,9 +66,9 @@ def test_a_server_has_the_logical_devices_that_the_mapping_names() -> None:
 
 def test_all_unknown_devices_are_reported_at_once() -> None:
     with pytest.raises(ConfigError) as raised:
-        graph_devices(_mapped("node2:9000/cpu", "/device:CPU:0", "vulkan:0"))
+        graph_devices(_mapped("node2/cpu", "/device:CPU:0", "vulkan:0"))
     text = str(raised.value)
-    assert "device_mapping['stage_0']['shard_0'] = 'node2:9000/cpu' is not a device of TensorFlow" in text
+    assert "device_mapping['stage_0']['shard_0'] = 'node2/cpu' is not a device of TensorFlow" in text
     assert "'vulkan:0'" in text
     assert "/job:worker/task:1/cpu:0" in text
 
