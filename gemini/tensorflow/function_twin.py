@@ -8,27 +8,21 @@ read the twin, so that the first forward part has no readers and is dropped by T
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from gemini.config.gemini_config import GeminiConfig
 from gemini.errors import PartitionError
-from gemini.tensorflow.block_order import order_blocks
-from gemini.tensorflow.forward_facts import forward_ops, read_facts
 from gemini.tensorflow.gradient_notes import GradientNote, components
 from gemini.tensorflow.rules.registry import RANDOM, SOURCES, STATEFUL
 from gemini.tensorflow.servers import servers_for
-from gemini.tensorflow.split_plan import BatchSource, SplitRefused, plan_split
-from gemini.tensorflow.stage_cut import CutRequest, cut_stages
-from gemini.tensorflow.stage_placement import StagePlacement
-from gemini.tensorflow.stage_schedule import stage_schedule
+from gemini.tensorflow.split_plan import BatchSource, SplitRefused
+from gemini.tensorflow.twin_builder import TwinBuilder, forward_facts, twins_of
 from gemini.tensorflow.twin_graph import TwinGraph
-from gemini.tensorflow.twin_report import TwinReport, WorkerShare
+from gemini.tensorflow.twin_report import TwinReport
 
 _RESOURCE = 20  # DT_RESOURCE
-_TWINS = "_gemini_twins"
 _READING = RANDOM | STATEFUL
 
 
@@ -39,6 +33,10 @@ class FunctionGraph:
         self.source = self.graph = graph
         self.node_of = {op.name: op.node_def for op in graph.get_operations()}
         self.library = graph.as_graph_def().library
+
+    def complete(self, ops: list[Any]) -> list[Any]:
+        """Return ops in a form that stands alone: captured variables as the ops that make variables."""
+        return _with_handles(ops, self.graph)
 
 
 @dataclass(frozen=True)
@@ -56,54 +54,31 @@ class CapturedHandle:
 
 def split_function(loss: Any, variables: Sequence[Any], config: GeminiConfig) -> tuple[list[Any], TwinReport]:
     """Return the gradients of `loss` by a twin in its graph, and a report; the gradients are empty without a twin."""
-    began = time.perf_counter()
     report = TwinReport(str(loss.name), "")
     try:
         sources = _sources(loss)
         report = replace(report, batch=_batch_text(sources))
-        twin, note, schedule = _build(loss, variables, sources, config)
+        twin, note, report = _build(loss, variables, sources, config, report)
     except (SplitRefused, PartitionError) as refused:
         return [], replace(report, reason=str(refused).partition("\n")[0])
-    shares = tuple(WorkerShare(device, at, 0, count) for at, (device, count) in enumerate(twin.count_ops().items()))
-    report = replace(
-        report, stages=len(shares), micro_batches=twin.plan.count, schedule=schedule, workers=shares,
-        build_seconds=time.perf_counter() - began,
-    )  # fmt: skip
-    setattr(loss.graph, _TWINS, (*getattr(loss.graph, _TWINS, ()), twin))
     return _gradients(twin, note), report
 
 
 def _build(
-    loss: Any, variables: Sequence[Any], sources: dict[str, tuple[int, ...]], config: GeminiConfig
-) -> tuple[TwinGraph, GradientNote, str]:
+    loss: Any, variables: Sequence[Any], shapes: dict[str, tuple[int, ...]], config: GeminiConfig, report: TwinReport
+) -> tuple[TwinGraph, GradientNote, TwinReport]:
     from tensorflow.python.ops import gradients_impl
 
     graph = loss.graph
-    servers = servers_for(config)
-    names = servers.devices.names
-    if any(len(shards) > 1 for shards in names):
-        raise SplitRefused(f"mode {config.mode.value} is not available inside tf.function; mode pipeline is")
     handles = tuple(graph.capture(one.handle) for one in variables)
-    old = gradients_impl.gradients([loss], list(handles))
-    mirror: Any = FunctionGraph(graph)
-    ops = forward_ops([loss], sources)
-    if ops is None:
-        raise SplitRefused("the forward part has a loop of single ops (control flow of version 1)")
-    facts = read_facts(_with_handles(ops, graph), sources, mirror.library)
-    schedule = stage_schedule(config, len(names))
-    devices = tuple(names[at][0] for at in schedule.device_of)
-    limit = config.memory_limit
-    request = CutRequest(
-        len(devices), config.partitioner, schedule.micro_batches, None if limit is None else limit / (1 << 20),
-        config.seed,
-    )  # fmt: skip
-    placement = StagePlacement(cut_stages(facts, request), devices)
-    plan = plan_split(facts, {name: BatchSource(shape) for name, shape in sources.items()}, schedule.micro_batches)
-    note = GradientNote((loss,), handles, tuple(old), {})
-    number = len(getattr(graph, _TWINS, ()))
-    twin = TwinGraph(mirror, (note,), facts, plan, placement, frozenset(sources), number)
-    twin.build()
-    return twin, note, order_blocks(twin, graph, schedule)
+    note = GradientNote((loss,), handles, tuple(gradients_impl.gradients([loss], list(handles))), {})
+    mirror = FunctionGraph(graph)
+    facts = forward_facts([loss], shapes, mirror)
+    builder = TwinBuilder(config, servers_for(config), mirror)
+    builder.cut(facts)
+    sources = {name: BatchSource(shape) for name, shape in shapes.items()}
+    twin, report = builder.build((note,), facts, sources, shapes, report)
+    return twin, note, report
 
 
 def _sources(loss: Any) -> dict[str, tuple[int, ...]]:
@@ -175,7 +150,7 @@ def _gradients(twin: TwinGraph, note: GradientNote) -> list[Any]:
 
 def redirect(graph: Any, results: Sequence[Any]) -> None:
     """Let what has an effect or leads to the results read the twins of a function, in place of the forward parts."""
-    for twin in getattr(graph, _TWINS, ()):
+    for twin in twins_of(graph):
         forward = {op.name for op in twin.facts}
         changed = twin.facts.tainted & twin.facts.trained
         for op in _live(graph, results, forward, twin.prefix):

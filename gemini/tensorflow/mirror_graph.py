@@ -58,6 +58,11 @@ class MirrorGraph:
         self._device_of[node.name] = device
         return device
 
+    @staticmethod
+    def complete(ops: list[Any]) -> list[Any]:
+        """Return ops of the source in a form that stands alone: as they are."""
+        return ops
+
     def tensor(self, name: str) -> Any:
         """Return the copy of a tensor."""
         return self.graph.get_tensor_by_name(name)

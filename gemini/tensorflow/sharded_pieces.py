@@ -25,14 +25,14 @@ class ShardedPieces:
     """The pieces of all tensors of the script, over shards and micro-batches."""
 
     def __init__(  # noqa: PLR0917
-        self, facts: ForwardFacts, plan: SplitPlan, writer: NodeWriter, node_of: Mapping[str, Any],
-        placement: StagePlacement, sources: Mapping[str, BatchSource], micro_batches: int, library: Any,
+        self, facts: ForwardFacts, plan: SplitPlan, writer: NodeWriter, mirror: Any, placement: StagePlacement,
+        sources: Mapping[str, BatchSource], micro_batches: int,
     ) -> None:  # fmt: skip
         self._facts, self._writer, self._placement = facts, writer, placement
-        self._sources, self._micro_batches, self._library = sources, micro_batches, library
+        self._sources, self._micro_batches, self._mirror = sources, micro_batches, mirror
         self._prefix = f"{writer.prefix}shards/"
         self._block_name = re.compile(re.escape(self._prefix) + r"[FDW]\d*/S(\d+)/")
-        self.first = ForwardPieces(facts, plan, NodeWriter(writer.graph, self._prefix), node_of, placement)
+        self.first = ForwardPieces(facts, plan, NodeWriter(writer.graph, self._prefix), mirror.node_of, placement)
         self.first.device_of_piece = lambda stage, piece: placement.shards[stage][piece]
         self.second: ForwardPieces | None = None
         self._joined: dict[str, str] = {}  # tensors that were whole before the second rewriting
@@ -90,7 +90,8 @@ class ShardedPieces:
             raise SplitRefused("the shards form a loop")
         used = {tensor.name for op in ops for tensor in op.inputs}
         sources = {name: source for name, source in sources.items() if name in used}
-        facts = read_facts(ops, {name: source.shape for name, source in sources.items()}, self._library)
+        shapes = {name: source.shape for name, source in sources.items()}
+        facts = read_facts(self._mirror.complete(ops), shapes, self._mirror.library)
         plan = plan_split(facts, sources, self._micro_batches)
         node_of = {op.name: op.node_def for op in ops}
         self.second = ForwardPieces(facts, plan, self._writer, node_of, self._place)

@@ -50,9 +50,8 @@ class TwinGraph:
     def shard(self, plan: SplitPlan, sources: Mapping[str, BatchSource], micro_batches: int) -> None:
         """Divide the forward part over the shards of its stages as well."""
         self.pieces = ShardedPieces(
-            self.facts, plan, self._writer, self._mirror.node_of, self._placement, sources, micro_batches,
-            self._mirror.library,
-        )  # fmt: skip
+            self.facts, plan, self._writer, self._mirror, self._placement, sources, micro_batches
+        )
 
     def build(self) -> None:
         """Write the forward part and differentiate it."""

@@ -10,8 +10,8 @@ The session of the script keeps its graph, its fetches and its errors; a second 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,22 +19,17 @@ import numpy as np
 
 from gemini.config.gemini_config import GeminiConfig
 from gemini.errors import GraphError
-from gemini.tensorflow.block_order import order_blocks
 from gemini.tensorflow.first_step import compare_steps
-from gemini.tensorflow.forward_facts import ForwardFacts, forward_ops, read_facts
+from gemini.tensorflow.forward_facts import ForwardFacts, forward_ops
 from gemini.tensorflow.gradient_notes import GradientNote, notes_of
 from gemini.tensorflow.mirror_graph import MirrorGraph
 from gemini.tensorflow.rules.registry import SOURCES
 from gemini.tensorflow.servers import Servers, servers_for
 from gemini.tensorflow.session_patches import leave
-from gemini.tensorflow.shard_ways import ShardRequest, plan_shards
-from gemini.tensorflow.sharded_pieces import ShardedPieces
-from gemini.tensorflow.split_plan import BatchSource, SplitRefused, plan_split
-from gemini.tensorflow.stage_cut import CutRequest, cut_stages
-from gemini.tensorflow.stage_placement import StagePlacement
-from gemini.tensorflow.stage_schedule import StageSchedule, stage_schedule
+from gemini.tensorflow.split_plan import BatchSource, SplitRefused
+from gemini.tensorflow.twin_builder import TwinBuilder, forward_facts
 from gemini.tensorflow.twin_graph import TwinGraph
-from gemini.tensorflow.twin_report import TwinReport, WorkerShare
+from gemini.tensorflow.twin_report import TwinReport
 
 _NOMINAL = 32  # samples, where stages are cut before a batch is known
 
@@ -64,11 +59,8 @@ class TwinSession:
 
         self._config, self._record = config, record
         self._servers: Servers = servers_for(config)
-        self._schedule: StageSchedule = stage_schedule(config, len(self._servers.devices.stages))
         self.mirror = MirrorGraph(session.graph)
-        names = self._servers.devices.names
-        shards = tuple(names[device] for device in self._schedule.device_of)
-        self._placement = StagePlacement({}, tuple(one[0] for one in shards), shards)
+        self._builder = TwinBuilder(config, self._servers, self.mirror)
         self._kinds: dict[Any, StepKind] = {}
         self._steps: dict[Any, TwinStep] = {}
         self._settings = self._servers.session_settings(session._config)
@@ -83,28 +75,20 @@ class TwinSession:
     def sync(self) -> None:
         """Mirror what the graph of the script has gained; the stages of new ops follow their costs."""
         notes = notes_of(self.mirror.source)
-        if notes and not self._placement.stage_of:
-            self._placement = replace(self._placement, stage_of=self._cut(notes))
-        placement = self._placement
+        if notes and not self._builder.placement.stage_of:
+            self._cut(notes)
+        placement = self._builder.placement
         self.mirror.sync({name: placement.devices[stage] for name, stage in placement.stage_of.items()})
 
-    def _cut(self, notes: Sequence[GradientNote]) -> dict[str, int]:
+    def _cut(self, notes: Sequence[GradientNote]) -> None:
+        """Cut the stages of the forward part of all steps, for a batch of nominal size."""
         losses = [loss for note in notes for loss in note.losses]
         sources: dict[str, Any] = {}
         for op in forward_ops(losses, {}) or ():
             if op.type in SOURCES or op.type in ("Placeholder", "PlaceholderWithDefault"):
                 sources.update((tensor.name, _nominal_shape(tensor)) for tensor in op.outputs)
-        ops = forward_ops(losses, sources)
-        if ops is None:
-            return {}
-        graph = self.mirror.source.as_graph_def()
-        facts = read_facts(ops, sources, graph.library)
-        limit = self._config.memory_limit
-        request = CutRequest(
-            len(self._placement.devices), self._config.partitioner, self._schedule.micro_batches,
-            None if limit is None else limit / (1 << 20), self._config.seed,
-        )  # fmt: skip
-        return cut_stages(facts, request)
+        with suppress(SplitRefused):
+            self._builder.cut(forward_facts(losses, sources, self.mirror))
 
     # ── runs ───────────────────────────────────────────────────────────────────────────────────────────────────────
     def run(
@@ -192,53 +176,22 @@ class TwinSession:
         return self._steps[key]
 
     def _build(self, kind: StepKind, fed: Mapping[str, Any]) -> TwinStep:
-        began = time.perf_counter()
         report = TwinReport(kind.notes[0].losses[0].name, _batch_text(fed))
         try:
-            twin = self._build_twin(kind, fed)
+            facts, sources = self._facts(kind, fed)
+            return TwinStep(*self._builder.build(kind.notes, facts, sources, fed, report))
         except SplitRefused as refused:
             step = TwinStep(None, report)
             self._refuse(step, str(refused))
             return step
-        schedule = order_blocks(twin, self.mirror.graph, self._schedule)
-        counts = twin.count_ops()
-        shares = tuple(
-            WorkerShare(device, stage, shard, counts[device])
-            for stage, devices in enumerate(self._placement.shards)
-            for shard, device in enumerate(devices)
-        )
-        report = replace(
-            report, stages=len(self._placement.devices), shards=max(map(len, self._placement.shards)),
-            micro_batches=twin.plan.count, schedule=schedule, workers=shares,
-            build_seconds=time.perf_counter() - began,
-        )  # fmt: skip
-        if isinstance(twin.pieces, ShardedPieces):
-            report = replace(report, all_reduces=twin.pieces.all_reduces, gathers=twin.pieces.gathers)
-        return TwinStep(twin, report)
-
-    def _build_twin(self, kind: StepKind, fed: Mapping[str, Any]) -> TwinGraph:
-        facts, sources = self._facts(kind, fed)
-        plan = plan_split(facts, sources, self._schedule.micro_batches)
-        number = len(self._steps)
-        twin = TwinGraph(self.mirror, kind.notes, facts, plan, self._placement, frozenset(fed), number)
-        if self._placement.is_sharded:
-            shards = {len(one) for one in self._placement.shards}
-            if len(shards) > 1:
-                raise SplitRefused(f"stages with different numbers of shards: {sorted(shards)}")
-            request = ShardRequest(shards.pop(), self._config.sharding_dim)
-            twin.shard(plan_shards(facts, request), sources, self._schedule.micro_batches)
-        twin.build()
-        return twin
 
     def _facts(self, kind: StepKind, fed: Mapping[str, Any]) -> tuple[ForwardFacts, dict[str, BatchSource]]:
         losses = [loss for note in kind.notes for loss in note.losses]
-        ops = forward_ops(losses, fed)
-        if ops is None:
-            raise SplitRefused("the forward part has a loop of single ops (control flow of version 1)")
+        ops = forward_ops(losses, fed) or ()
         used = {tensor.name: tensor for op in ops for tensor in op.inputs if tensor.name in fed}
         sources = {name: BatchSource(np.shape(fed[name]), _declared(tensor)) for name, tensor in sorted(used.items())}
         shapes = {name: source.shape for name, source in sources.items()}
-        return read_facts(ops, shapes, self.mirror.library), sources
+        return forward_facts(losses, shapes, self.mirror), sources
 
     def _refuse(self, step: TwinStep, reason: str) -> None:
         step.twin = None
