@@ -86,7 +86,10 @@ def read_facts(ops: list[Any], sources: Mapping[str, Shape], library: Any) -> Fo
             type_of[tensor.name] = int(tensor.dtype.as_datatype_enum)
     value_of = _fold(tf, ops, nodes, shape_of, library)
     tainted, trained = _dependents(ops, sources)
-    listed = tuple(_fact(op, node, shape_of, value_of) for op, node in zip(ops, nodes, strict=True))
+    functions = {one.signature.name: one for one in library.function} if library is not None else {}
+    listed = tuple(
+        _fact(op, node, shape_of, value_of, _inner_types(node, functions)) for op, node in zip(ops, nodes, strict=True)
+    )
     return ForwardFacts(listed, shape_of, type_of, value_of, frozenset(tainted), frozenset(trained))
 
 
@@ -188,12 +191,38 @@ def _dependents(ops: list[Any], sources: Mapping[str, Shape]) -> tuple[set[str],
     return tainted, trained
 
 
-def _fact(op: Any, node: Any, shape_of: Mapping[str, Shape | None], value_of: Mapping[str, Any]) -> ForwardOp:
+def _inner_types(node: Any, functions: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the types of the stateful ops in the functions that a node calls."""
+    found: set[str] = set()
+    seen: set[str] = set()
+    stack = [node]
+    while stack:
+        attributes = stack.pop().attr.values()
+        called = {one.name for value in attributes for one in (value.func, *value.list.func) if one.name} - seen
+        seen |= called
+        for inner in (inner for name in called & functions.keys() for inner in functions[name].node_def):
+            stack.append(inner)
+            if is_stateful_type(inner.op):
+                found.add(inner.op)
+    return tuple(sorted(found))
+
+
+def is_stateful_type(kind: str) -> bool:
+    """Whether ops of a type are no functions of their inputs, by TensorFlow's definition."""
+    from tensorflow.python.framework import op_def_registry
+
+    definition = op_def_registry.get(kind)
+    return definition is not None and bool(definition.is_stateful)
+
+
+def _fact(
+    op: Any, node: Any, shape_of: Mapping[str, Shape | None], value_of: Mapping[str, Any], inner: tuple[str, ...]
+) -> ForwardOp:
     inputs = tuple(tensor.name for tensor in op.inputs)
     outputs = tuple(tensor.name for tensor in op.outputs)
     return ForwardOp(
         op.name, op.type, inputs, outputs,
         tuple(shape_of.get(name) for name in inputs), tuple(shape_of.get(name) for name in outputs),
         tuple(value_of.get(name) for name in inputs), node.attr,
-        tuple(control.name for control in op.control_inputs), bool(op.op_def.is_stateful),
+        tuple(control.name for control in op.control_inputs), bool(op.op_def.is_stateful), inner,
     )  # fmt: skip

@@ -20,8 +20,8 @@ import numpy as np
 from gemini.tensorflow.forward_facts import ForwardFacts
 from gemini.tensorflow.node_writer import NodeWriter
 from gemini.tensorflow.piece_layouts import REPLICATE, Layout, Partial, Replicate, Shard, local_shape
-from gemini.tensorflow.rules.registry import RANDOM
-from gemini.tensorflow.split_plan import SplitPlan
+from gemini.tensorflow.rules.registry import RANDOM, SAMPLERS
+from gemini.tensorflow.split_plan import SplitPlan, SplitRefused
 from gemini.tensorflow.split_way import ForwardOp, Way
 
 _FLOATS = frozenset({1, 2, 14, 19})  # DT_FLOAT, DT_DOUBLE, DT_BFLOAT16, DT_HALF
@@ -61,7 +61,7 @@ class ForwardPieces:
                 self._take_random(op)
             elif all(name in self.facts.value_of for name in op.outputs) and op.outputs:
                 continue  # written as constants where something reads them
-            elif not any(name in self.facts.tainted for name in op.inputs) and not _has_function(op):
+            elif way.is_whole and not any(name in self.facts.tainted for name in op.inputs) and not _has_function(op):
                 continue
             elif way.is_whole:
                 self._write_whole(op, way, stage, device)
@@ -115,9 +115,9 @@ class ForwardPieces:
             self._moved[name, layout] = self._cut(name, layout)
         return self._moved[name, layout]
 
-    def is_piecewise(self, name: str) -> bool:
-        """Whether the tensor exists in pieces."""
-        return name in self._pieces
+    def add_pieces(self, name: str, parts: list[str]) -> None:
+        """Use tensors that exist as the pieces of one."""
+        self._pieces[name] = parts
 
     def is_known(self, name: str) -> bool:
         """Whether the tensor belongs to the forward part."""
@@ -199,7 +199,9 @@ class ForwardPieces:
     def _take_random(self, op: ForwardOp) -> None:
         """Use the op of the untouched graph, which draws for the whole batch; its size becomes a feed."""
         self.random.extend(op.outputs)
-        if op.inputs and op.inputs[0] in self.facts.tainted:
+        if op.type in SAMPLERS and op.inputs[0] in self.facts.trained:
+            raise SplitRefused(f"the random numbers of {op.name} depend on variables")
+        if op.inputs and op.inputs[0] in self.facts.tainted and op.type not in SAMPLERS:
             self.random_shapes[op.inputs[0]] = op.values[0]
 
     def _write_whole(self, op: ForwardOp, way: Way, stage: int, device: str) -> None:

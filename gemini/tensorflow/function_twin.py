@@ -27,7 +27,9 @@ _READING = RANDOM | STATEFUL
 
 
 class FunctionGraph:
-    """The graph of a function as the mirror of itself."""
+    """The graph of a function as the mirror of itself; its variables exist already, whole."""
+
+    variables = None
 
     def __init__(self, graph: Any) -> None:
         self.source = self.graph = graph

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from gemini.errors import GraphError
-from gemini.tensorflow.node_writer import import_nodes
+from gemini.tensorflow.node_writer import NodeWriter
+from gemini.tensorflow.sharded_variables import VariableShards
 
 
 class MirrorGraph:
@@ -23,29 +24,32 @@ class MirrorGraph:
         self.graph = tf.Graph()
         self.node_of: dict[str, Any] = {}
         self.library: Any = None
+        self.variables: VariableShards | None = None
+        self._writer = NodeWriter(self.graph, "gemini/variables/")
         self._version = 0
         self._device_of: dict[str, str] = {}
 
     def sync(self, device_of: Mapping[str, str]) -> None:
         """Copy what the source has gained; new ops take the devices given by name."""
-        import tensorflow.compat.v1 as tf
-
         if self._version == self.source.version:
             return
         fresh = self.source.as_graph_def()
         self._version = self.source.version
         self.library = fresh.library
-        added = tf.GraphDef(versions=fresh.versions, library=fresh.library)
+        added = self._writer.definition
+        added.library.CopyFrom(fresh.library)
         for node in fresh.node:
             if (known := self.node_of.get(node.name)) is not None:
                 _check_unchanged(known, node)
                 continue
             self.node_of[node.name] = node
+            if self.variables is not None and self.variables.write(self._writer, node):
+                continue
             copy = added.node.add()
             copy.CopyFrom(node)
             copy.device = self._choose_device(node, device_of)
             copy.attr.pop("_class", None)
-        import_nodes(self.graph, added)
+        self._writer.flush()
 
     def _choose_device(self, node: Any, device_of: Mapping[str, str]) -> str:
         """Return the device of an op: its own, that of the variable it belongs to, or that of the script."""

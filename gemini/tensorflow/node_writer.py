@@ -25,12 +25,12 @@ class NodeWriter:
 
         self.graph = graph
         self.prefix = prefix
-        self._definition = tf.GraphDef()
-        self._definition.versions.CopyFrom(graph.as_graph_def().versions)
+        self.definition = tf.GraphDef()
+        self.definition.versions.CopyFrom(graph.as_graph_def().versions)
         self._count = 0
 
     def __len__(self) -> int:
-        return len(self._definition.node)
+        return len(self.definition.node)
 
     def fresh(self, kind: str) -> str:
         """Return a name for a node that has none."""
@@ -39,7 +39,7 @@ class NodeWriter:
 
     def add(self, kind: str, name: str, inputs: Sequence[str], device: str, **attributes: Any) -> str:
         """Write a node; attributes are numbers of DTypes (`…_type`) or integers."""
-        node = self._definition.node.add(name=name, op=kind, device=device)
+        node = self.definition.node.add(name=name, op=kind, device=device)
         node.input.extend(map(_short, inputs))
         for key, value in attributes.items():
             if key.endswith("_type"):
@@ -48,9 +48,9 @@ class NodeWriter:
                 node.attr[key].i = value
         return name + ":0"
 
-    def copy(self, node: Any, name: str, inputs: Sequence[str], device: str, kind: str = "") -> None:
-        """Write a copy of a node with other inputs, as an op of another `kind` if one is given."""
-        made = self._definition.node.add()
+    def copy(self, node: Any, name: str, inputs: Sequence[str], device: str, kind: str = "") -> Any:
+        """Write and return a copy of a node with other inputs, as an op of another `kind` if one is given."""
+        made = self.definition.node.add()
         made.CopyFrom(node)
         made.name, made.device = name, device
         made.op = kind or made.op
@@ -58,11 +58,27 @@ class NodeWriter:
         made.input.extend(map(_short, inputs))
         for key in _DROPPED:
             made.attr.pop(key, None)
+        self._own_functions(made)
+        return made
+
+    def _own_functions(self, node: Any) -> None:
+        """Let a node call copies of its functions: TensorFlow names the gradients of a loop by its functions."""
+        from tensorflow.python.framework.function_def_to_graph import get_function_def
+
+        for value in node.attr.values():
+            for function in [value.func] if value.HasField("func") else value.list.func:
+                self._count += 1
+                own = self.definition.library.function.add()
+                own.CopyFrom(get_function_def(function.name, self.graph))
+                function.name = f"{function.name}_{self.prefix.replace('/', '_')}{self._count}"
+                own.signature.name = function.name
+                for inner in own.node_def:
+                    self._own_functions(inner)
 
     def constant(self, value: Any, device: str, name: str = "") -> str:
         """Write a constant."""
         name = name or self.fresh("Const")
-        node = self._definition.node.add()
+        node = self.definition.node.add()
         node.CopyFrom(const_node(name, np.asarray(value)))
         node.device = device
         return name + ":0"
@@ -74,12 +90,16 @@ class NodeWriter:
             return parts[0]
         return self.add("AddN", self.fresh("Sum"), parts, device, N=len(parts), T_type=dtype)
 
-    def concatenate(self, parts: Sequence[str], dim: int, dtype: int, device: str) -> str:
+    def group(self, parts: Sequence[str], name: str, device: str) -> None:
+        """Write an op without data that follows others."""
+        self.add("NoOp", name, [f"^{part.partition(':')[0]}" for part in parts], device)
+
+    def concatenate(self, parts: Sequence[str], dim: int, dtype: int, device: str, name: str = "") -> str:
         """Write the concatenation of tensors."""
         if len(parts) == 1:
             return parts[0]
         axis = self.constant(np.int32(dim), device)
-        name = self.fresh("Concat")
+        name = name or self.fresh("Concat")
         return self.add("ConcatV2", name, [*parts, axis], device, N=len(parts), T_type=dtype, Tidx_type=_INT32)
 
     def split(self, whole: str, sizes: Sequence[int], dim: int, dtype: int, device: str) -> list[str]:
@@ -98,9 +118,9 @@ class NodeWriter:
 
     def flush(self) -> None:
         """Import what was written since the last time."""
-        if self._definition.node:
-            import_nodes(self.graph, self._definition)
-            del self._definition.node[:]
+        if self.definition.node:
+            import_nodes(self.graph, self.definition)
+            del self.definition.node[:], self.definition.library.function[:]
 
 
 def import_nodes(graph: Any, definition: Any) -> None:

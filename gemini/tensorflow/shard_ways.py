@@ -8,19 +8,20 @@ along that dimension of its weight, whatever it costs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gemini.tensorflow.forward_facts import ForwardFacts
 from gemini.tensorflow.piece_layouts import PARTIAL, REPLICATE, Layout, Partial, Replicate, Shard
+from gemini.tensorflow.rules.layer_ops import product_labels
 from gemini.tensorflow.rules.registry import RULES
 from gemini.tensorflow.split_plan import SplitPlan, SplitRefused, check_effects, fits
 from gemini.tensorflow.split_way import ForwardOp, Way, whole_way
 
 _FLOATS = frozenset({1, 2, 14, 19})  # DT_FLOAT, DT_DOUBLE, DT_BFLOAT16, DT_HALF
-_PRODUCTS = ("MatMul", "Conv2D")
-_CONTRACTIONS = ("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum", "Conv2D")
+_PRODUCTS = ("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum", "Conv2D")
 _ROUNDS = 200
+NOTHING: Mapping[str, Shard] = {}
 
 
 @dataclass(frozen=True)
@@ -31,11 +32,14 @@ class ShardRequest:
     dim: int | None = None
 
 
-def plan_shards(facts: ForwardFacts, request: ShardRequest) -> SplitPlan:
-    """Return how the ops run on the shards; raises SplitRefused where nothing divides."""
+def plan_shards(facts: ForwardFacts, request: ShardRequest, stored: Mapping[str, Shard] = NOTHING) -> SplitPlan:
+    """Return how the ops run on the shards; `stored` has reads of variables that exist in shards.
+
+    Raises SplitRefused where nothing divides.
+    """
     undivided: set[str] = set()
     for _ in range(_ROUNDS):
-        attempt = _Attempt(facts, request, undivided)
+        attempt = _Attempt(facts, request, undivided, stored)
         if request.dim is not None or not attempt.gathered:
             break
         undivided |= attempt.gathered
@@ -47,7 +51,9 @@ def plan_shards(facts: ForwardFacts, request: ShardRequest) -> SplitPlan:
 class _Attempt:
     """Layouts and ways with some products left whole; `gathered` are those whose results had to be gathered."""
 
-    def __init__(self, facts: ForwardFacts, request: ShardRequest, undivided: set[str]) -> None:
+    def __init__(
+        self, facts: ForwardFacts, request: ShardRequest, undivided: set[str], stored: Mapping[str, Shard]
+    ) -> None:
         self._facts, self._request, self._undivided = facts, request, undivided
         self.layouts: dict[str, Layout] = dict.fromkeys(facts.shape_of, REPLICATE)
         self.ways: dict[str, Way] = {}
@@ -64,39 +70,46 @@ class _Attempt:
             self._trace_origins(op, given, way)
             self.ways[op.name] = way
             self.layouts.update(zip(op.outputs, way.outputs, strict=True))
+            self.layouts.update((name, stored[name]) for name in op.outputs if name in stored)
 
     def _choose(self, op: ForwardOp, given: Sequence[Layout], is_divided: bool) -> Way:
         way = None
         if op.type in _PRODUCTS and not any(isinstance(layout, Shard) for layout in given):
             way = self._divide_product(op)
         elif op.type == "Conv2D":
-            way = _rows_of_filters(op, given[0])
-        elif is_divided and not (op.type in _CONTRACTIONS and any(isinstance(one, Partial) for one in given)):
+            way = _convolve(op, *given)
+        elif is_divided and not (op.type in _PRODUCTS and any(isinstance(one, Partial) for one in given)):
             way = RULES[op.type](op, given, self._request.shards)
         if way is None or way.row_input is not None or way.is_whole:
+            return whole_way(op)
+        if op.name in self._undivided and not isinstance(given[0], Shard):
             return whole_way(op)
         shapes = zip((*way.inputs, *way.outputs), (*op.in_shapes, *op.out_shapes), strict=True)
         return way if all(fits(layout, shape, self._request.shards) for layout, shape in shapes) else whole_way(op)
 
     def _divide_product(self, op: ForwardOp) -> Way | None:
         """Divide a product of a whole input with a weight."""
-        weight = op.inputs[1]
-        is_weight = weight in self._facts.trained and weight not in self._facts.tainted
-        if not is_weight or op.name in self._undivided or self._facts.type_of[weight] not in _FLOATS:
+        if not self._has_weight(op) or op.name in self._undivided:
             return None
-        if op.in_shapes[0] is None or op.in_shapes[1] is None or op.out_shapes[0] is None:
+        labels = _labels(op)
+        if labels is None or any(shape is None for shape in (*op.in_shapes, *op.out_shapes)):
             return None
-        by_rows = self._request.dim == 0
-        if op.type == "Conv2D":
-            return None if op.text("data_format") != "NHWC" else self._divide_filters(op, by_rows)
-        left = 0 if op.flag("transpose_a") else 1
-        right = 1 if op.flag("transpose_b") else 0
-        if by_rows:
-            return self._way(op, (left, right), None)
-        return self._way(op, (None, 1 - right), 1)
+        (left, right), result = labels
+        if any(len(set(one)) < len(one) for one in (left, right, result)):
+            return None
+        if self._request.dim == 0:
+            inner = (label for label in right if label in left and label not in result)
+            ways = (self._way(op, (left.index(label), right.index(label)), None) for label in inner)
+        else:
+            outer = (label for label in right if label in result and label not in left)
+            ways = (self._way(op, (None, right.index(label)), result.index(label)) for label in outer)
+        return next((way for way in ways if way is not None), None)
 
-    def _divide_filters(self, op: ForwardOp, by_rows: bool) -> Way | None:
-        return self._way(op, (3, 2), None) if by_rows else self._way(op, (None, 3), 3)
+    def _has_weight(self, op: ForwardOp) -> bool:
+        if op.type not in _PRODUCTS or len(op.inputs) != 2:
+            return False
+        weight, facts = op.inputs[1], self._facts
+        return weight in facts.trained and weight not in facts.tainted and facts.type_of[weight] in _FLOATS
 
     def _way(self, op: ForwardOp, dims: tuple[int | None, int], result: int | None) -> Way | None:
         """Return the way that divides these dimensions of the inputs; a result of None is a sum."""
@@ -118,18 +131,35 @@ class _Attempt:
             if isinstance(layout, Shard) and wanted != layout:
                 self.gathered |= products
         found = frozenset().union(*before)
-        if op.type in _PRODUCTS and not any(isinstance(layout, Shard) for layout in given):
+        if self._has_weight(op) and not isinstance(given[0], Shard):
             found = frozenset({op.name})
         if any(isinstance(layout, Partial) for layout in way.outputs):
-            if op.type not in _CONTRACTIONS and not any(isinstance(layout, Partial) for layout in given):
+            if op.type not in _PRODUCTS and not any(isinstance(layout, Partial) for layout in given):
                 self.gathered |= found  # statistics over a divided dimension: a sum for every one
             found = frozenset()
         if not all(isinstance(layout, Replicate) for layout in way.outputs):
             self._origins.update(dict.fromkeys(op.outputs, found))
 
 
-def _rows_of_filters(op: ForwardOp, layout: Layout) -> Way | None:
-    """Convolve divided channels with the filters of these channels: the results add up."""
-    if not isinstance(layout, Shard) or layout.dim != 3 or op.text("data_format") != "NHWC":
+def _labels(op: ForwardOp) -> tuple[list[str], str] | None:
+    """Return a letter per dimension of a product or a convolution; those of places in an image are no letters."""
+    if op.type != "Conv2D":
+        return product_labels(op)
+    return (["n12c", "34cf"], "n56f") if _has_one_group(op) else None
+
+
+def _has_one_group(op: ForwardOp) -> bool:
+    image, filters = (shape or () for shape in op.in_shapes)
+    return op.text("data_format") == "NHWC" and image[3:] == filters[2:3] != ()
+
+
+def _convolve(op: ForwardOp, image: Layout, filters: Layout) -> Way | None:
+    """Convolve with some of the filters, or some of the channels: then the results add up."""
+    if not _has_one_group(op):
         return None
-    return Way((layout, Shard(2, layout.factor, layout.outer)), (PARTIAL,))
+    if isinstance(image, Shard) and image.dim == 3:
+        return Way((image, Shard(2, image.factor, image.outer)), (PARTIAL,))
+    if isinstance(filters, Shard) and isinstance(image, Replicate) and filters.dim > 1:
+        result = Shard(3, filters.factor)
+        return Way((REPLICATE, filters), (result,)) if filters.dim == 3 else Way((result, filters), (PARTIAL,))
+    return None

@@ -10,13 +10,14 @@ result is that of the weights of the script, since every shard takes its slice o
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from gemini.tensorflow.forward_facts import ForwardFacts, forward_ops, read_facts
 from gemini.tensorflow.forward_pieces import ForwardPieces
 from gemini.tensorflow.node_writer import NodeWriter
 from gemini.tensorflow.piece_layouts import Shape
+from gemini.tensorflow.sharded_variables import shard_name
 from gemini.tensorflow.split_plan import BatchSource, SplitPlan, SplitRefused, plan_split
 from gemini.tensorflow.stage_placement import StagePlacement
 
@@ -26,13 +27,16 @@ class ShardedPieces:
 
     def __init__(  # noqa: PLR0917
         self, facts: ForwardFacts, plan: SplitPlan, writer: NodeWriter, mirror: Any, placement: StagePlacement,
-        sources: Mapping[str, BatchSource], micro_batches: int,
+        sources: Mapping[str, BatchSource], micro_batches: int, stored: Iterable[str] = (),
     ) -> None:  # fmt: skip
         self._facts, self._writer, self._placement = facts, writer, placement
         self._sources, self._micro_batches, self._mirror = sources, micro_batches, mirror
         self._prefix = f"{writer.prefix}shards/"
         self._block_name = re.compile(re.escape(self._prefix) + r"[FDW]\d*/S(\d+)/")
         self.first = ForwardPieces(facts, plan, NodeWriter(writer.graph, self._prefix), mirror.node_of, placement)
+        for name in stored:
+            parts = [shard_name(name.partition(":")[0], shard) + ":0" for shard in range(plan.count)]
+            self.first.add_pieces(name, parts)
         self.first.device_of_piece = lambda stage, piece: placement.shards[stage][piece]
         self.second: ForwardPieces | None = None
         self._joined: dict[str, str] = {}  # tensors that were whole before the second rewriting
@@ -111,7 +115,7 @@ class ShardedPieces:
 
     def _place(self, name: str) -> tuple[int, str]:
         """Return the stage and the device of an op of the first rewriting, or of the script."""
-        if not name.startswith(self._prefix):
+        if name in self._placement.stage_of:
             return self._placement(name)
         device = str(self._writer.graph.get_operation_by_name(name).device)
         found = self._block_name.match(name)

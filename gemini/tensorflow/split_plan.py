@@ -15,7 +15,7 @@ import numpy as np
 
 from gemini.tensorflow.forward_facts import ForwardFacts
 from gemini.tensorflow.piece_layouts import REPLICATE, Layout, Replicate, Shape, Shard, divide
-from gemini.tensorflow.rules.registry import RANDOM, RULES, STATEFUL
+from gemini.tensorflow.rules.registry import GUARDS, RANDOM, RULES, SAMPLERS, STATEFUL
 from gemini.tensorflow.split_way import ForwardOp, Way, whole_way
 
 _SAME_ROWS = ("Reshape", "Identity", "Cast", "ExpandDims", "Squeeze")
@@ -95,11 +95,16 @@ def plan_split(facts: ForwardFacts, sources: Mapping[str, BatchSource], micro_ba
 
 def check_effects(op: ForwardOp, is_divided: bool) -> None:
     """Raise SplitRefused for an op without a rule, or with effects."""
-    if is_divided and op.type not in RULES:
+    if is_divided and op.type not in RULES.keys() | SAMPLERS:
         raise SplitRefused(f"no rule for {op.type} ({op.name})")
     if op.is_stateful and op.type not in STATEFUL | RANDOM:
         raise SplitRefused(f"{op.type} ({op.name}) may have effects")
-    if op.type in RANDOM and op.inputs and op.values[0] is None:
+    for kind in op.inner:
+        if kind in RANDOM:
+            raise SplitRefused(f"{op.name} draws random numbers ({kind}) inside a loop or branch")
+        if kind not in STATEFUL | GUARDS:
+            raise SplitRefused(f"{kind} inside {op.name} may have effects")
+    if op.type in RANDOM - SAMPLERS and op.inputs and op.values[0] is None:
         raise SplitRefused(f"the size of the random numbers of {op.name} depends on data")
     if "_gradient_op_type" in op.attributes and op.text("_gradient_op_type").startswith("CustomGradient"):
         raise SplitRefused(f"{op.name} has a gradient of its own, a Python function")
@@ -108,6 +113,8 @@ def check_effects(op: ForwardOp, is_divided: bool) -> None:
 def _choose_way(
     op: ForwardOp, given: list[Layout], units: int, makers: Mapping[str, ForwardOp], layouts: Mapping[str, Layout]
 ) -> Way:  # fmt: skip
+    if op.type in RANDOM:
+        return whole_way(op)
     rule = RULES.get(op.type)
     way = rule(op, given, units) if rule is not None else None
     if way is None:

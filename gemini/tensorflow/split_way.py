@@ -27,6 +27,7 @@ class ForwardOp:
     attributes: Any = field(compare=False)  # of the node: a map of AttrValue
     controls: tuple[str, ...] = ()
     is_stateful: bool = False
+    inner: tuple[str, ...] = ()  # the types of the stateful ops in its functions
 
     def flag(self, name: str) -> bool:
         """Return a boolean attribute."""

@@ -18,6 +18,10 @@ class StagePlacement:
         stage = self.stage_of.get(name, 0)
         return stage, self.devices[stage]
 
+    def shard_devices(self, name: str) -> tuple[str, ...]:
+        """Return the devices of the shards of an op."""
+        return self.shards[self.stage_of.get(name, 0)]
+
     @property
     def is_sharded(self) -> bool:
         """Whether stages have several devices."""

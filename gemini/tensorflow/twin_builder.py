@@ -65,7 +65,9 @@ class TwinBuilder:
         plan = plan_split(facts, sources, count)
         twin = TwinGraph(mirror, notes, facts, plan, placement, frozenset(fed), number)
         if (request := self.shard_request) is not None:
-            twin.shard(plan_shards(facts, request), sources, count)
+            reads = {} if mirror.variables is None else mirror.variables.reads
+            stored = {name: layout for name, layout in reads.items() if name in facts.shape_of}
+            twin.shard(plan_shards(facts, request, stored), sources, count, stored)
         twin.build()
         schedule = order_blocks(twin, mirror.graph, self._schedule)
         ops = twin.count_ops()

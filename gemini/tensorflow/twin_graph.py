@@ -9,7 +9,9 @@ the rest         clipping, optimizers, averages, summaries: copied when a step f
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from gemini.tensorflow.forward_facts import ForwardFacts
@@ -17,13 +19,24 @@ from gemini.tensorflow.forward_pieces import ForwardPieces
 from gemini.tensorflow.gradient_notes import GradientNote, components
 from gemini.tensorflow.mirror_graph import MirrorGraph
 from gemini.tensorflow.node_writer import NodeWriter
+from gemini.tensorflow.piece_layouts import REPLICATE, Shard
 from gemini.tensorflow.rules.registry import RANDOM
 from gemini.tensorflow.sharded_pieces import ShardedPieces
+from gemini.tensorflow.sharded_variables import VariableShards, rest_way, shard_name, static_op, value_argument
 from gemini.tensorflow.split_plan import BatchSource, SplitPlan, SplitRefused
 from gemini.tensorflow.stage_placement import StagePlacement
 
 Block = tuple[str, int, int]
 """`F` or `B`, micro-batch, stage."""
+
+
+@dataclass(frozen=True)
+class RestShards:
+    """The tensors per shard that make up one behind the gradients."""
+
+    layout: Shard
+    parts: list[str]
+    devices: tuple[str, ...]
 
 
 class TwinGraph:
@@ -44,13 +57,18 @@ class TwinGraph:
         self._resolved: dict[str, str] = {}  # tensor of the script → tensor of the twin
         self._copied: dict[str, str] = {}  # op of the script → op of the twin
         self._depends: dict[str, bool] = {}
+        self._variables: VariableShards | None = mirror.variables
+        self._shards: dict[str, RestShards] = {}  # tensor of the script → those of the twin
+        self._ungrouped: dict[str, list[str]] = {}  # op of the script → its copies on shards
         self.block_of: dict[str, Block] = {}  # op of the twin → block
         self._block_name = re.compile(re.escape(self.prefix) + r"([FDW])(\d*)/S(\d+)/")
 
-    def shard(self, plan: SplitPlan, sources: Mapping[str, BatchSource], micro_batches: int) -> None:
-        """Divide the forward part over the shards of its stages as well."""
+    def shard(
+        self, plan: SplitPlan, sources: Mapping[str, BatchSource], micro_batches: int, stored: Iterable[str] = ()
+    ) -> None:
+        """Divide the forward part over the shards of its stages as well; reads `stored` exist in shards."""
         self.pieces = ShardedPieces(
-            self.facts, plan, self._writer, self._mirror, self._placement, sources, micro_batches
+            self.facts, plan, self._writer, self._mirror, self._placement, sources, micro_batches, stored
         )
 
     def build(self) -> None:
@@ -73,15 +91,17 @@ class TwinGraph:
         graph = self._mirror.graph
         before = len(graph.get_operations())
         tensors = [graph.get_tensor_by_name(self._resolved[loss.name]) for loss in note.losses]
-        sources = [graph.get_tensor_by_name(self._source_name(source)) for source in note.sources]
+        groups = [[graph.get_tensor_by_name(name) for name in self._source_names(source)] for source in note.sources]
+        flat = [one for group in groups for one in group]
         taken = [graph.get_tensor_by_name(name) for name in sorted(self._sources & self.facts.tainted)]
         with graph.as_default():
             found = gradients_impl.gradients(
-                tensors, sources, name=self.prefix + "gradients", colocate_gradients_with_ops=True,
+                tensors, flat, name=self.prefix + "gradients", colocate_gradients_with_ops=True,
                 stop_gradients=taken, **self._arguments(note.arguments),
             )  # fmt: skip
         self._place_gradients(graph.get_operations()[before:])
-        self._map_gradients(note, found)
+        rest = iter(found)
+        self._map_gradients(note, [list(islice(rest, len(group))) for group in groups])
 
     def _arguments(self, given: dict[str, Any]) -> dict[str, Any]:
         arguments = {key: value for key, value in given.items() if key not in ("grad_ys", "stop_gradients")}
@@ -96,32 +116,45 @@ class TwinGraph:
             arguments["grad_ys"] = [None if seed is None else graph.get_tensor_by_name(seed.name) for seed in seeds]
         return arguments
 
-    def _source_name(self, source: Any) -> str:
+    def _source_names(self, source: Any) -> list[str]:
         if self.pieces.is_known(source.name) and source.name in self.facts.tainted:
             raise SplitRefused(f"gradients of {source.name}, which depends on the batch")
-        return str(source.name)
+        if self._variables is not None and source.op.name in self._variables:
+            return [shard_name(source.op.name, shard) + ":0" for shard in range(self._variables.count)]
+        return [str(source.name)]
 
     def _place_gradients(self, ops: Sequence[Any]) -> None:
-        """Give every backward op the block and the device of its forward op."""
+        """Give every backward op the block and the device of its forward op.
+
+        Devices take the place of colocation, which contradicts itself where an op is near two of other devices.
+        """
         for op in ops:
             near = [group.decode().removeprefix("loc:@") for group in op.colocation_groups()]
-            base = next((name for name in near if name != op.name), "")
+            near = [name for name in near if name != op.name]
+            base = next((name for name in near if name in op.name), near[0] if near else "")
             found = self._block_name.search(op.name) or self._block_name.match(base)
-            if found is None:
-                continue
-            if found[1] == "F":
+            if found is not None and found[1] == "F":
                 self.block_of[op.name] = ("B", int(found[2]), int(found[3]))
-            if not op.device:
-                op._set_device(self._device_of(base) or self._placement.devices[int(found[3])])
+            device = self._device_of(base) or (self._placement.devices[int(found[3])] if found else "")
+            if device:
+                op._set_device(device)
+                op._clear_attr("_class")
 
-    def _map_gradients(self, note: GradientNote, found: Sequence[Any]) -> None:
+    def _map_gradients(self, note: GradientNote, found: Sequence[list[Any]]) -> None:
         import tensorflow.compat.v1 as tf
 
-        for source, old, new in zip(note.sources, note.gradients, found, strict=True):
+        for source, old, parts in zip(note.sources, note.gradients, found, strict=True):
             if old is None:
                 continue
-            if new is None:
+            if any(part is None for part in parts):
                 raise SplitRefused(f"no gradient of {source.name} in the twin")
+            if self._variables is not None and source.op.name in self._variables:
+                with self._mirror.graph.as_default():
+                    names = [tf.convert_to_tensor(part).name for part in parts]
+                layout, devices = self._variables.layout_of[source.op.name], self._variables.devices_of[source.op.name]
+                self._shards[old.name] = RestShards(layout, names, devices)
+                continue
+            (new,) = parts
             if len(components(old)) == 1 and len(components(new)) == 2:
                 with self._mirror.graph.as_default():
                     new = tf.convert_to_tensor(new)
@@ -149,7 +182,7 @@ class TwinGraph:
     # ── the rest ───────────────────────────────────────────────────────────────────────────────────────────────────
     def resolve(self, tensors: Sequence[Any], ops: Sequence[Any]) -> tuple[list[str], list[str]]:
         """Return the names in the twin of tensors and ops of the script; copies what they need."""
-        for op in self._missing([*(tensor.op for tensor in tensors if tensor.name not in self._resolved), *ops]):
+        for op in self._missing([*(tensor.op for tensor in tensors if not self._is_resolved(tensor.name)), *ops]):
             self._copy(op)
         names = [self._tensor_name(tensor.name, tensor.op) for tensor in tensors]
         targets = [self._op_name(op) for op in ops]
@@ -170,7 +203,7 @@ class TwinGraph:
             if any(output.name in self.facts.tainted for output in one.outputs) and self._is_forward(one):
                 self._depends[one.name] = True
                 continue
-            if any(output.name in self._resolved for output in one.outputs):
+            if any(map(self._is_resolved, (output.name for output in one.outputs))) or self._reads_shards(one):
                 self._depends[one.name] = True
                 continue
             inputs = [tensor.op for tensor in one.inputs if not self._is_source(tensor.name)]
@@ -199,19 +232,103 @@ class TwinGraph:
                 continue
             seen.add(op.name)
             stack.append((op, True))
-            stack += [(tensor.op, False) for tensor in op.inputs if tensor.name not in self._resolved]
+            stack += [(tensor.op, False) for tensor in op.inputs if not self._is_resolved(tensor.name)]
             stack += [(control, False) for control in op.control_inputs]
         return order
 
     def _copy(self, op: Any) -> None:
         if op.type in RANDOM:
             raise SplitRefused(f"the random numbers of {op.name} depend on the batch")
-        inputs = [self._tensor_name(tensor.name, tensor.op) for tensor in op.inputs]
         controls = [f"^{self._op_name(control)}" for control in op.control_inputs]
         name = f"{self.prefix}rest/{op.name}"
+        if self._copy_update(op, name, controls) or self._copy_on_shards(op, name, controls):
+            self._copied[op.name] = name
+            return
+        inputs = [self._tensor_name(tensor.name, tensor.op) for tensor in op.inputs]
         device = self._rest_devices[name] = self._rest_device(op, inputs)
         self._writer.copy(self._mirror.node_of[op.name], name, [*inputs, *controls], device)
         self._copied[op.name] = name
+
+    # ── the rest on shards ─────────────────────────────────────────────────────────────────────────────────────────
+    def _is_resolved(self, name: str) -> bool:
+        return name in self._resolved or name in self._shards
+
+    def _reads_shards(self, op: Any) -> bool:
+        variables = self._variables
+        return variables is not None and op.type == "ReadVariableOp" and op.inputs[0].op.name in variables
+
+    def _shards_of(self, name: str) -> RestShards | None:
+        """Return a tensor in shards: one behind the gradients, or a variable as the forward part reads it."""
+        if name not in self._shards and self._variables is not None and name in self._variables.reads:
+            base = name.partition(":")[0]
+            variable = self._mirror.node_of[base].input[0]
+            parts = [shard_name(base, shard) + ":0" for shard in range(self._variables.count)]
+            self._shards[name] = RestShards(self._variables.reads[name], parts, self._variables.devices_of[variable])
+        return self._shards.get(name)
+
+    def _parts(self, tensor: Any, wanted: Shard, devices: Sequence[str]) -> list[str]:
+        """Return the parts of a tensor; one that is whole, or otherwise divided, is cut."""
+        found = self._shards_of(tensor.name)
+        if found is not None and found.layout == wanted:
+            return found.parts
+        whole, kind = self._tensor_name(tensor.name, tensor.op), tensor.dtype.as_datatype_enum
+        return self._writer.split(whole, [wanted.factor] * len(devices), wanted.dim, kind, devices[0])
+
+    def _copy_update(self, op: Any, name: str, controls: Sequence[str]) -> bool:
+        """Copy what reads or updates variables in shards; False for other ops."""
+        variables = self._variables
+        stored = [] if variables is None else variables.handles(op)
+        if variables is None or not stored or op.type == "VarIsInitializedOp":
+            return False
+        layout, devices, at = variables.layout_of[stored[0]], variables.devices_of[stored[0]], value_argument(op.type)
+        parts = self._parts(op.inputs[at], layout, devices) if at >= 0 else []
+        inputs = [
+            tensor.op.name if tensor.op.name in stored
+            else "" if place == at
+            else self._tensor_name(tensor.name, tensor.op)
+            for place, tensor in enumerate(op.inputs)
+        ]  # fmt: skip
+        node = self._mirror.node_of[op.name]
+        copies = variables.write_copies(self._writer, node, name, [*inputs, *controls], parts)
+        if op.outputs:
+            self._shards[op.outputs[0].name] = RestShards(layout, copies, devices)
+        self._ungrouped[op.name] = copies
+        return True
+
+    def _copy_on_shards(self, op: Any, name: str, controls: Sequence[str]) -> bool:
+        """Copy an op whose inputs are in shards per shard; False where it takes whole tensors."""
+        near = next(filter(None, (self._shards_of(tensor.name) for tensor in op.inputs)), None)
+        if near is None:
+            return False
+        count = len(near.devices)
+        given = [found.layout if (found := self._shards_of(one.name)) else REPLICATE for one in op.inputs]
+        way = rest_way(static_op(op), given, count)
+        if way is None:
+            return False
+        inputs = [
+            self._parts(tensor, layout, near.devices) if isinstance(layout, Shard)
+            else [self._tensor_name(tensor.name, tensor.op)] * count
+            for tensor, layout in zip(op.inputs, way.inputs, strict=True)
+        ]  # fmt: skip
+        copies = [shard_name(name, shard) for shard in range(count)]
+        for shard, copy in enumerate(copies):
+            own = [*(parts[shard] for parts in inputs), *controls]
+            self._writer.copy(self._mirror.node_of[op.name], copy, own, near.devices[shard])
+        for at, (output, layout) in enumerate(zip(op.outputs, way.outputs, strict=True)):
+            parts = [f"{copy}:{at}" for copy in copies]
+            if isinstance(layout, Shard):
+                self._shards[output.name] = RestShards(layout, parts, near.devices)
+            else:
+                kind = output.dtype.as_datatype_enum
+                self._resolved[output.name] = self._writer.add_up(parts, kind, near.devices[0])
+        self._ungrouped[op.name] = copies
+        return True
+
+    def _join(self, name: str) -> str:
+        """Return a tensor in shards as a whole."""
+        found, kind = self._shards[name], self._mirror.source.get_tensor_by_name(name).dtype.as_datatype_enum
+        self._resolved[name] = self._writer.concatenate(found.parts, found.layout.dim, kind, found.devices[0])
+        return self._resolved[name]
 
     def _rest_device(self, op: Any, inputs: Sequence[str]) -> str:
         """Return the device of the gradients that an op takes, if it is one; variables place their own ops."""
@@ -233,6 +350,10 @@ class TwinGraph:
             return self._resolved[name]
         if self._is_source(name):
             return name
+        if name in self._shards:
+            return self._join(name)
+        if self._variables is not None and op.name in self._variables:
+            return shard_name(op.name, 0)
         if self._is_forward(op):
             return self.pieces.whole(name)
         if op.name in self._copied:
@@ -241,6 +362,8 @@ class TwinGraph:
 
     def _op_name(self, op: Any) -> str:
         if op.name in self._copied:
+            if copies := self._ungrouped.pop(op.name, None):
+                self._writer.group(copies, self._copied[op.name], "")
             return self._copied[op.name]
         if self._is_forward(op) and op.outputs:
             return self._tensor_name(op.outputs[0].name, op).partition(":")[0]

@@ -26,6 +26,7 @@ from gemini.tensorflow.mirror_graph import MirrorGraph
 from gemini.tensorflow.rules.registry import SOURCES
 from gemini.tensorflow.servers import Servers, servers_for
 from gemini.tensorflow.session_patches import leave
+from gemini.tensorflow.sharded_variables import VariableShards, follow_updates, plan_variables
 from gemini.tensorflow.split_plan import BatchSource, SplitRefused
 from gemini.tensorflow.twin_builder import TwinBuilder, forward_facts
 from gemini.tensorflow.twin_graph import TwinGraph
@@ -77,6 +78,8 @@ class TwinSession:
         notes = notes_of(self.mirror.source)
         if notes and not self._builder.placement.stage_of:
             self._cut(notes)
+        elif self.mirror.variables is not None:
+            self._follow_updates(self.mirror.variables, notes)
         placement = self._builder.placement
         self.mirror.sync({name: placement.devices[stage] for name, stage in placement.stage_of.items()})
 
@@ -88,7 +91,20 @@ class TwinSession:
             if op.type in SOURCES or op.type in ("Placeholder", "PlaceholderWithDefault"):
                 sources.update((tensor.name, _nominal_shape(tensor)) for tensor in op.outputs)
         with suppress(SplitRefused):
-            self._builder.cut(forward_facts(losses, sources, self.mirror))
+            facts = forward_facts(losses, sources, self.mirror)
+            self._builder.cut(facts)
+            if (request := self._builder.shard_request) is not None and not self.mirror.node_of:
+                devices = self._builder.placement.shard_devices
+                self.mirror.variables = plan_variables(self.mirror.source, facts, notes, request, devices)
+
+    def _follow_updates(self, variables: VariableShards, notes: Sequence[GradientNote]) -> None:
+        """Store the new slots of variables in shards as these."""
+        graph = self.mirror.source
+        whole = {
+            name for name, node in self.mirror.node_of.items() if node.op == "VarHandleOp" and name not in variables
+        }
+        if len(self.mirror.node_of) < len(graph.get_operations()):
+            follow_updates(variables, graph, notes, whole)
 
     # ── runs ───────────────────────────────────────────────────────────────────────────────────────────────────────
     def run(

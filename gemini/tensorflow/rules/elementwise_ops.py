@@ -22,6 +22,8 @@ _OTHERS_NAMES = """
     GreaterEqual Less LessEqual Equal NotEqual ApproximateEqual LogicalAnd LogicalOr Atan2 Xdivy Xlogy Xlog1py
     BitwiseAnd BitwiseOr BitwiseXor LeftShift RightShift SelectV2 Cast ClipByValue IdentityN Bucketize
     StringToHashBucketFast StringToHashBucketStrong StringToNumber StringLower StringUpper
+    ReluGrad Relu6Grad EluGrad SeluGrad LeakyReluGrad SoftplusGrad SoftsignGrad TanhGrad SigmoidGrad SqrtGrad
+    RsqrtGrad ReciprocalGrad InvGrad
 """
 _OTHERS = frozenset(_OTHERS_NAMES.split())
 

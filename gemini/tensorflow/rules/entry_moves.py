@@ -226,6 +226,7 @@ _WHOLE = """
     StatelessIf If SparseToDense Bincount DenseBincount HistogramFixedWidth ConfusionMatrix Const EnsureShape
     TensorListReserve TensorListFromTensor TensorListStack TensorListGetItem TensorListSetItem TensorListLength
     EmptyTensorList TensorListPushBack TensorListPopBack TensorListElementShape AsString StringJoin
+    ComputeAccidentalHits
 """
 
 RULES: dict[str, Rule] = {

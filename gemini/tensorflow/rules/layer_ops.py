@@ -23,32 +23,34 @@ _IMAGES = frozenset(_IMAGES_NAMES.split())
 
 
 # ── products ───────────────────────────────────────────────────────────────────────────────────────────────────────
-def matmul(op: ForwardOp, layouts: Sequence[Layout], units: int) -> Way | None:
-    """Multiply matrices, or stacks of them."""
-    flags = ("transpose_a", "transpose_b") if op.type == "MatMul" else ("adj_x", "adj_y")
+def product_labels(op: ForwardOp) -> tuple[list[str], str] | None:
+    """Return a letter per dimension of both inputs and of the result of a product; None where they are unknown."""
+    if op.type == "Einsum":
+        equation = op.text("equation").replace(" ", "")
+        if "..." in equation or "->" not in equation:
+            return None
+        inputs, _, output = equation.partition("->")
+        return inputs.split(","), output
     left, right = op.rank(0), op.rank(1)
     if left is None or right is None:
         return None
-    rank = max(left, right)
-    stack = "abcdefghijklmnopqr"[: rank - 2]
+    flags = ("transpose_a", "transpose_b") if op.type == "MatMul" else ("adj_x", "adj_y")
+    stack = "abcdefghijklmnopqr"[: max(left, right) - 2]
     sides = []
     for own, flag, pair in ((left, flags[0], "xy"), (right, flags[1], "yz")):
-        sides.append(stack[rank - own :] + (pair[::-1] if op.flag(flag) else pair))
-    return _contract(op, layouts, sides, stack + "xz", units)
+        sides.append(stack[len(stack) + 2 - own :] + (pair[::-1] if op.flag(flag) else pair))
+    return sides, stack + "xz"
 
 
-def einsum(op: ForwardOp, layouts: Sequence[Layout], units: int) -> Way | None:
-    """Multiply and sum by labels."""
-    equation = op.text("equation").replace(" ", "")
-    if "..." in equation or "->" not in equation:
-        return None
-    inputs, _, output = equation.partition("->")
-    return _contract(op, layouts, inputs.split(","), output, units)
-
-
-def _contract(op: ForwardOp, layouts: Sequence[Layout], sides: list[str], result: str, units: int) -> Way | None:
-    """Divide along one label: of the result, or one that is summed over."""
+def product(op: ForwardOp, layouts: Sequence[Layout], units: int) -> Way | None:
+    """Multiply matrices, stacks of them, or tensors by labels."""
     del units
+    found = product_labels(op)
+    return None if found is None else _contract(op, layouts, *found)
+
+
+def _contract(op: ForwardOp, layouts: Sequence[Layout], sides: list[str], result: str) -> Way | None:
+    """Divide along one label: of the result, or one that is summed over."""
     if has_partial(layouts):
         whole = [isinstance(layout, Replicate) for layout in layouts]
         at = next(at for at, layout in enumerate(layouts) if isinstance(layout, Partial))
@@ -218,8 +220,7 @@ def half_square(op: ForwardOp, layouts: Sequence[Layout], units: int) -> Way | N
 
 
 RULES: dict[str, Rule] = {
-    **dict.fromkeys(("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"), matmul),
-    "Einsum": einsum,
+    **dict.fromkeys(("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum"), product),
     **dict.fromkeys(_IMAGES, images),
     **dict.fromkeys(("Conv2DBackpropInput", "Conv3DBackpropInputV2"), transposed_convolution),
     **dict.fromkeys(("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3"), batch_norm),

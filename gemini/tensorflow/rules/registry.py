@@ -11,8 +11,15 @@ _RANDOM_NAMES = """
     RandomUniform RandomStandardNormal TruncatedNormal RandomUniformInt ParameterizedTruncatedNormal RandomGamma
     RandomPoisson RandomPoissonV2 Multinomial RandomShuffle StatelessMultinomial
 """
-RANDOM = frozenset(_RANDOM_NAMES.split())
-"""They draw numbers; the first input of most is the shape of the result."""
+_SAMPLER_NAMES = """
+    LogUniformCandidateSampler UniformCandidateSampler LearnedUnigramCandidateSampler FixedUnigramCandidateSampler
+    ThreadUnsafeUnigramCandidateSampler AllCandidateSampler
+"""
+SAMPLERS = frozenset(_SAMPLER_NAMES.split())
+"""They draw classes; their input is the labels of the batch."""
+
+RANDOM = frozenset(_RANDOM_NAMES.split()) | SAMPLERS
+"""They draw numbers; the first input of the others is the shape of the result."""
 
 _STATEFUL_NAMES = """
     VarHandleOp ReadVariableOp ResourceGather ResourceGatherNd VarIsInitializedOp While If HashTableV2
