@@ -61,7 +61,7 @@ class ForwardPieces:
                 self._take_random(op)
             elif all(name in self.facts.value_of for name in op.outputs) and op.outputs:
                 continue  # written as constants where something reads them
-            elif way.is_whole and not any(name in self.facts.tainted for name in op.inputs) and not _has_function(op):
+            elif way.is_whole and not any(map(self._is_new, op.inputs)) and not _has_function(op):
                 continue
             elif way.is_whole:
                 self._write_whole(op, way, stage, device)
@@ -122,6 +122,10 @@ class ForwardPieces:
     def is_known(self, name: str) -> bool:
         """Whether the tensor belongs to the forward part."""
         return name in self.plan.layout_of
+
+    def _is_new(self, name: str) -> bool:
+        """Whether the untouched graph has another tensor than the pieces."""
+        return name in self.facts.tainted or name in self._pieces or self._whole.get(name, name) != name
 
     def _is_activation(self, name: str) -> bool:
         has_gradient = name in self.facts.trained and name in self.facts.tainted

@@ -239,7 +239,7 @@ class TwinGraph:
     def _copy(self, op: Any) -> None:
         if op.type in RANDOM:
             raise SplitRefused(f"the random numbers of {op.name} depend on the batch")
-        controls = [f"^{self._op_name(control)}" for control in op.control_inputs]
+        controls = [f"^{name}" for control in op.control_inputs for name in self._control_names(control)]
         name = f"{self.prefix}rest/{op.name}"
         if self._copy_update(op, name, controls) or self._copy_on_shards(op, name, controls):
             self._copied[op.name] = name
@@ -256,6 +256,12 @@ class TwinGraph:
     def _reads_shards(self, op: Any) -> bool:
         variables = self._variables
         return variables is not None and op.type == "ReadVariableOp" and op.inputs[0].op.name in variables
+
+    def _control_names(self, op: Any) -> list[str]:
+        """Return the names of what an op follows; a read in shards must not be joined for the order alone."""
+        if self._reads_shards(op) and op.name not in self._copied and self._variables is not None:
+            return [shard_name(op.name, shard) for shard in range(self._variables.count)]
+        return [self._op_name(op)]
 
     def _shards_of(self, name: str) -> RestShards | None:
         """Return a tensor in shards: one behind the gradients, or a variable as the forward part reads it."""

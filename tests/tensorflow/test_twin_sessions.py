@@ -14,14 +14,15 @@ from gemini.config.gemini_config import GeminiConfig
 from gemini.errors import ConfigError, GeminiError, GraphError
 from gemini.tensorflow import entry
 from tests.tensorflow.models import classics  # sets up the environment of TensorFlow
-from tests.tensorflow.models.graph_training import engine, in_process
+from tests.tensorflow.models.graph_training import engine, in_process, sharded
 
 TWIN = in_process(2, 4)
+SHARDS = sharded(1, 2, 4)
 
 
-@pytest.fixture(params=[None, TWIN], ids=["alone", "twin"])
+@pytest.fixture(params=[None, TWIN, SHARDS], ids=["alone", "twin", "shards"])
 def config(request: pytest.FixtureRequest) -> GeminiConfig | None:
-    """One device, and a twin."""
+    """One device, a pipeline, and shards."""
     return request.param  # type: ignore[no-any-return]
 
 
@@ -49,19 +50,20 @@ def read(folder: Path) -> dict[str, np.ndarray]:
     return {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}
 
 
-def test_checkpoints_are_those_of_one_device_both_ways(tmp_path: Path) -> None:
+@pytest.mark.parametrize("twin", [TWIN, SHARDS], ids=["stages", "shards"])
+def test_checkpoints_are_those_of_one_device_both_ways(tmp_path: Path, twin: GeminiConfig) -> None:
     folders = [tmp_path / name for name in ("alone", "twin", "alone_again", "twin_again")]
     for folder in folders:
         folder.mkdir()
     first = save(folders[0], None)
-    assert save(folders[1], TWIN) == pytest.approx(first, rel=1e-6)
+    assert save(folders[1], twin) == pytest.approx(first, rel=1e-6)
     one, other = read(folders[0]), read(folders[1])
     assert one.keys() == other.keys()
     for name, value in one.items():
         assert (value.shape, value.dtype) == (other[name].shape, other[name].dtype)
         np.testing.assert_allclose(other[name], value, rtol=0, atol=1e-5 * np.abs(value).max(), err_msg=name)
     crossed = save(folders[2], None, folders[1] / "model")
-    assert save(folders[3], TWIN, folders[0] / "model") == pytest.approx(crossed, rel=1e-5)
+    assert save(folders[3], twin, folders[0] / "model") == pytest.approx(crossed, rel=1e-5)
 
 
 def test_a_checkpoint_of_another_model_is_refused_and_nothing_is_lost(tmp_path: Path) -> None:
