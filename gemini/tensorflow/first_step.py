@@ -6,7 +6,8 @@ that the generators are where one device would have them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,12 +17,13 @@ from gemini.tensorflow.twin_graph import TwinGraph
 from gemini.tensorflow.twin_report import Comparison
 
 _TINY = 1e-30
+_WRITERS = ("Assign", "ResourceApply", "ResourceSparseApply", "ResourceScatter")
 
 
 class Runner(Protocol):
     """Runs tensors of the mirror by name."""
 
-    def run_names(self, names: list[str], ops: tuple[str, ...], fed: Mapping[str, Any]) -> list[Any]:
+    def run_names(self, names: list[str], ops: Sequence[str], fed: Mapping[str, Any]) -> list[Any]:
         """Return their values."""
         ...
 
@@ -35,11 +37,50 @@ def compare_steps(runner: Runner, twin: TwinGraph, fed: Mapping[str, Any]) -> tu
     new, _ = twin.resolve(tensors, [])
     random = twin.pieces.random
     names = list(dict.fromkeys([*old, *new, *random]))
-    found = dict(zip(names, runner.run_names(names, (), fed), strict=True))
+    with _keep_variables(runner, twin.graph, names, fed):
+        found = dict(zip(names, runner.run_names(names, (), fed), strict=True))
     pairs = {name: (found[name], found[other]) for name, other in zip(old, new, strict=True)}
     one, other = (float(np.sum([np.sum(pairs[name][at], dtype=float) for name in losses])) for at in (0, 1))
     error, worst = _gradient_error(notes, pairs)
     return {name: found[name] for name in random}, Comparison(one, other, error, worst)
+
+
+@contextmanager
+def _keep_variables(runner: Runner, graph: Any, names: Sequence[str], fed: Mapping[str, Any]) -> Iterator[None]:
+    """Restore the variables that tensors update by order alone, as averages of a batch norm in front of gradients."""
+    import tensorflow.compat.v1 as tf
+    from tensorflow.python.ops import gen_resource_variable_ops as variables
+
+    tensors = [graph.get_tensor_by_name(name) for name in names]
+    reached = reach_ops([tensor.op for tensor in tensors if tensor.name not in fed], fed)
+    writers = [op for op in reached if op.type.startswith(_WRITERS)]
+    handles = {tensor.ref(): tensor for op in writers for tensor in op.inputs if tensor.dtype == tf.resource}
+    reads, holders, restores = [], [], []
+    with graph.as_default(), tf.name_scope("gemini/first_step/"):
+        for handle in handles.values():
+            with tf.device(handle.op.device):
+                reads.append(variables.read_variable_op(handle, handle.op.get_attr("dtype")))
+                holders.append(tf.placeholder(reads[-1].dtype))
+                restores.append(variables.assign_variable_op(handle, holders[-1]))
+    values = runner.run_names([one.name for one in reads], (), {}) if reads else []
+    yield
+    if restores:
+        kept = {holder.name: value for holder, value in zip(holders, values, strict=True)}
+        runner.run_names([], [one.name for one in restores], kept)
+
+
+def reach_ops(ops: Sequence[Any], fed: Mapping[str, Any]) -> dict[Any, None]:
+    """Return all ops that a run executes, in a fixed order."""
+    found: dict[Any, None] = {}
+    stack = list(ops)
+    while stack:
+        op = stack.pop()
+        if op in found:
+            continue
+        found[op] = None
+        stack += [tensor.op for tensor in op.inputs if tensor.name not in fed]
+        stack += op.control_inputs
+    return found
 
 
 def _gradient_error(notes: tuple[GradientNote, ...], pairs: Mapping[str, tuple[Any, Any]]) -> tuple[float, str]:

@@ -12,13 +12,14 @@ These names are private or half so; `tests/tensorflow/test_session_patches.py` h
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 from gemini.errors import GraphError
 
 _TWIN = "_gemini_twin"
 _undo: list[tuple[Any, str, Any]] = []
+_declined: set[str] = set()  # settings that the script turned off, without effect
 
 
 def patch(make_twin: Callable[[Any], Any]) -> None:
@@ -37,14 +38,20 @@ def patch(make_twin: Callable[[Any], Any]) -> None:
         (control_flow_v2_toggles, "control_flow_v2"),
     ):
         getattr(module, f"enable_{name}")()
-        _replace(module, f"disable_{name}", lambda: None)
+        _replace(module, f"disable_{name}", partial(_declined.add, name))
 
 
 def unpatch() -> None:
     """Restore what `patch` replaced."""
+    _declined.clear()
     while _undo:
         owner, name, value = _undo.pop()
         setattr(owner, name, value)
+
+
+def has_references() -> bool:
+    """Whether the script uses reference variables: a variable that a step fetches has its value after the step."""
+    return "resource_variables" in _declined
 
 
 def leave(session: Any) -> None:

@@ -71,6 +71,11 @@ class TwinGraph:
             self.facts, plan, self._writer, self._mirror, self._placement, sources, micro_batches, stored
         )
 
+    @property
+    def graph(self) -> Any:
+        """The graph that the twin is in."""
+        return self._mirror.graph
+
     def build(self) -> None:
         """Write the forward part and differentiate it."""
         self.pieces.write([loss.name for note in self.notes for loss in note.losses])

@@ -19,13 +19,13 @@ import numpy as np
 
 from gemini.config.gemini_config import GeminiConfig
 from gemini.errors import GraphError
-from gemini.tensorflow.first_step import compare_steps
+from gemini.tensorflow.first_step import compare_steps, reach_ops
 from gemini.tensorflow.forward_facts import ForwardFacts, forward_ops
 from gemini.tensorflow.gradient_notes import GradientNote, notes_of
 from gemini.tensorflow.mirror_graph import MirrorGraph
 from gemini.tensorflow.rules.registry import SOURCES
 from gemini.tensorflow.servers import Servers, servers_for
-from gemini.tensorflow.session_patches import leave
+from gemini.tensorflow.session_patches import has_references, leave
 from gemini.tensorflow.sharded_variables import VariableShards, follow_updates, plan_variables
 from gemini.tensorflow.split_plan import BatchSource, SplitRefused
 from gemini.tensorflow.twin_builder import TwinBuilder, forward_facts
@@ -122,7 +122,15 @@ class TwinSession:
                 step = self._step(kind, fed)
                 if step.twin is not None:
                     names, ops = self._on_twin(step, targets, fetches, fed)
-            return self.run_names(names, ops, fed, options, metadata)
+            last = {
+                at for at, one in enumerate(fetches) if has_references() and _is_variable(one) and one.name not in fed
+            }
+            if not last or not (ops or len(last) < len(names)):
+                return self.run_names(names, ops, fed, options, metadata)
+            first = [name for at, name in enumerate(names) if at not in last]
+            rest = iter(self.run_names(first, ops, fed, options, metadata))
+            values = iter(self.run_names([one.name for at, one in enumerate(fetches) if at in last], (), fed))
+            return [next(values if at in last else rest) for at in range(len(names))]
 
     def run_names(
         self, names: Sequence[str], ops: Sequence[str], fed: Mapping[str, Any], options: Any = None,
@@ -145,7 +153,7 @@ class TwinSession:
             self.mirror.source.version,
         )  # fmt: skip
         if key not in self._kinds:
-            reached = _reach([*(tensor.op for tensor in fetches if tensor.name not in fed), *targets], fed)
+            reached = reach_ops([*(tensor.op for tensor in fetches if tensor.name not in fed), *targets], fed)
             notes = tuple(
                 note for note in notes_of(self.mirror.source) if any(one.op in reached for one in note.tensors)
             )
@@ -231,18 +239,10 @@ def _skip_graph_optimizer(settings: Any) -> None:
         rewriting.disable_meta_optimizer = True
 
 
-def _reach(ops: Sequence[Any], fed: Mapping[str, Any]) -> dict[Any, None]:
-    """Return all ops that a run executes, in a fixed order."""
-    found: dict[Any, None] = {}
-    stack = list(ops)
-    while stack:
-        op = stack.pop()
-        if op in found:
-            continue
-        found[op] = None
-        stack += [tensor.op for tensor in op.inputs if tensor.name not in fed]
-        stack += op.control_inputs
-    return found
+def _is_variable(tensor: Any) -> bool:
+    """Whether a tensor is what a session fetches for a variable."""
+    op = tensor.op
+    return bool(op.type == "ReadVariableOp" and op.name == op.inputs[0].op.name + "/Read/ReadVariableOp")
 
 
 def _declared(tensor: Any) -> list[int | None] | None:

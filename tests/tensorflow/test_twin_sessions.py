@@ -88,11 +88,12 @@ def test_a_monitored_session_trains_on_data_sets_with_a_schedule_and_summaries(t
             x, y = tf.data.make_one_shot_iterator(data.shuffle(40, seed=5).repeat(2).batch(9)).get_next()
             start = tf.random_uniform_initializer(-0.5, 0.5, seed=2)
             h = tf.nn.relu(tf.layers.dense(x, 8, kernel_initializer=start))
-            h = tf.nn.dropout(h, rate=0.3)
+            h = tf.nn.dropout(tf.layers.batch_normalization(h, training=True), rate=0.3)
             loss = tf.losses.sparse_softmax_cross_entropy(y, tf.layers.dense(h, 3, kernel_initializer=start))
             steps = tf.train.get_or_create_global_step()
             rate = tf.train.exponential_decay(0.5, steps, 3, 0.9)
-            train = tf.train.MomentumOptimizer(rate, 0.9).minimize(loss, steps)
+            with tf.control_dependencies(tf.get_collection(tf.GraphKeys.UPDATE_OPS)):  # in front of the gradients too
+                train = tf.train.MomentumOptimizer(rate, 0.9).minimize(loss, steps)
             tf.summary.scalar("loss", loss)
             losses = []
             with tf.train.MonitoredTrainingSession(
