@@ -9,13 +9,11 @@ classes in a process that never ran the script.
 
 from __future__ import annotations
 
-import ctypes
 import functools
-import gc
 import importlib
 import sys
 import types
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -36,54 +34,6 @@ _IDLE = frozenset(("__repr__", "__str__", "__format__", "cuda", "backward"))  # 
 
 OPAQUE = "\0opaque"  # stands for an attribute value that is not sent
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
-_VERSION_OFFSET = 3 * ctypes.sizeof(ctypes.c_void_p)  # behind the object header and the number of entries
-
-
-# ── versions of dictionaries ───────────────────────────────────────────────────────────────────────────────────────
-class DictVersion:
-    """The version of one dictionary, which is referenced, since its memory is read.
-
-    Comparing every name of torch takes 0.1 ms: each of three thousand objects is touched, and none is in a cache after
-    a step. CPython up to 3.12 gives a dictionary a new version with every write.
-    """
-
-    def __init__(self, space: dict[str, Any]) -> None:
-        self._space, self._number = space, ctypes.c_uint64.from_address(id(space) + _VERSION_OFFSET)
-
-    def number(self) -> int:
-        """Return the version: another one after every write."""
-        return self._number.value
-
-
-def version_of(space: Mapping[str, Any]) -> DictVersion | None:
-    """Return the version of a dictionary, or of a class's (`vars(cls)`); None where the interpreter has none."""
-    inner = gc.get_referents(space)[:1] if isinstance(space, types.MappingProxyType) else [space]
-    return DictVersion(inner[0]) if _ARE_COUNTED and inner and type(inner[0]) is dict else None
-
-
-def _are_counted() -> bool:
-    """Return whether versions are where they are expected: each kind of write changes them, and reading does not."""
-    if sys.implementation.name != "cpython" or sys.version_info >= (3, 13):
-        return False
-    probe: dict[str, Any] = {"unchanged": 0, "changed": 0, "removed": 0}
-    number = DictVersion(probe).number
-    seen = [number()]
-    writes: tuple[Callable[[], Any], ...] = (
-        lambda: probe.__setitem__("changed", 1),
-        lambda: probe.__setitem__("added", 1),
-        lambda: probe.pop("removed"),
-        lambda: probe.update(changed=2),
-        probe.clear,
-    )
-    for write in writes:
-        if probe.get("unchanged") or number() != seen[-1]:
-            return False
-        write()
-        seen.append(number())
-    return len({*seen}) == len(seen)
-
-
-_ARE_COUNTED = _are_counted()
 
 
 # ── what classes have in a worker ──────────────────────────────────────────────────────────────────────────────────
@@ -128,16 +78,13 @@ class _Names:
     ) -> None:
         self.name, self._space, self._root, self._keys = name, space, root, keys
         self._first, self._last = dict(space), [_NEVER]
-        self._writes, self._written = version_of(space), -1  # the version at the last comparison
         self._found = ""
 
     def find_replaced(self) -> str:
         """Return one that the script has replaced; '' if there is none."""
-        if self._writes is None or self._written != (written := self._writes.number()):
-            values = [*self._space.values()] if self._keys is None else [*map(self._space.get, self._keys)]
-            if not _same(values, self._last):
-                self._last, self._found = values, self._find_foreign()
-            self._written = -1 if self._writes is None else written
+        values = [*self._space.values()] if self._keys is None else [*map(self._space.get, self._keys)]
+        if not _same(values, self._last):
+            self._last, self._found = values, self._find_foreign()
         return f"{self.name}.{self._found}" if self._found else ""
 
     def _find_foreign(self) -> str:
@@ -170,7 +117,7 @@ class _Members(_Names):
 
     def learn(self, fresh: Mapping[str, Any]) -> None:
         """Set the attributes that the class has in a process that never ran the script."""
-        self._fresh, self._last, self._written = fresh, [_NEVER], -1
+        self._fresh, self._last = fresh, [_NEVER]
 
     def _find_foreign(self) -> str:
         missing = (key for key in self._fresh or () if key not in self._space and key[:2] != "__")

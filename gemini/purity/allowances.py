@@ -9,6 +9,7 @@
     STATEFUL     members of the classes of trusted libraries that are not pure
     LIBRARIES    packages whose code is trusted as a whole, and so are objects of their classes; their attributes are
                  checked where the model's own code names them
+    OPS          name spaces of `torch.ops`
     VALUES       types of other modules whose objects are values
 
 A name covers everything below it: `torch.nn` covers `torch.nn.functional.relu`. The longest matching name decides.
@@ -100,6 +101,12 @@ VALUES = frozenset(
         "inspect",
         "operator", "re.Pattern", "types", "typing", "typing_extensions", "contextlib.nullcontext", "numpy.ufunc",
         "numpy.finfo", "numpy.iinfo", "_abc", "uuid.UUID",
+    ]
+)  # fmt: skip
+OPS = frozenset(  # name spaces of `torch.ops` whose ops are pure, those written in Python too
+    [
+        "aten", "flash_attn", "higher_order", "inductor", "mkl", "mkldnn", "onednn", "prims", "profiler", "quantized",
+        "rngprims", "timm", "torchaudio", "torchvision", "xformers",
     ]
 )  # fmt: skip
 _GLOBAL_GENERATORS = (random._inst, np.random.mtrand._rand)

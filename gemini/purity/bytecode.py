@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dis
+import functools
 import types
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
 _LOADS = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS", "STORE_GLOBAL", "DELETE_GLOBAL")
-_BY_STRINGS = frozenset(("getattr", "hasattr", "vars", "__dict__", "attrgetter"))  # take names as strings
+_BY_STRINGS = frozenset(
+    ("getattr", "hasattr", "__getattribute__", "vars", "__dict__", "attrgetter")
+)  # take names as strings
 
 
 def names_in(code: types.CodeType) -> set[str]:
@@ -55,6 +58,13 @@ def functions_of(member: Any) -> Iterator[types.FunctionType]:
     for one in (member, *(part_of(member, part) for part in ("fget", "func", "__func__", "__wrapped__"))):
         if isinstance(one, types.FunctionType):
             yield one
+
+
+def parts_of(member: Any) -> list[Any]:
+    """Return what a member of a class calls its function with or by: arguments of a partial method, a dispatcher."""
+    if isinstance(member, functools.partialmethod):
+        return [*member.args, *member.keywords.values()]
+    return [member.dispatcher] if isinstance(member, functools.singledispatchmethod) else []
 
 
 def part_of(value: Any, name: str) -> Any:

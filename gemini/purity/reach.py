@@ -42,24 +42,30 @@ from gemini.purity.allowances import (
     is_of_library,
     is_value_type,
 )
-from gemini.purity.bytecode import functions_of
+from gemini.purity.bytecode import functions_of, parts_of
 from gemini.purity.code_reads import Change, NameChain, read_code
 from gemini.purity.value_kinds import (
     COMPILED,
+    IMPLIED,
     MADE_METHODS,
     MEMOIZED,
     MUTABLE,
     changes_self,
     defaults_of,
+    find_given,
     implied_methods,
     is_code,
     is_followed,
     is_held_by_script,
+    is_library_object,
     is_object,
     is_object_type,
     is_of_script,
     is_plain,
+    is_python_ufunc,
+    is_script_op,
     may_change,
+    names_called,
 )
 from gemini.purity.value_watch import (
     MISSING,
@@ -87,7 +93,7 @@ class Reach:
         self.entries: dict[int, WatchedValue] = {}
         self._own = own  # modules and tensors of the model, by id
         self._takes_all = takes_all  # attributes and methods count whether or not code names them
-        self._names: set[str] = {"forward", "__call__", "__getattr__", "__getattribute__", "__setattr__"}
+        self._names: set[str] = {"forward", "__call__", *IMPLIED}
         self.follows_code = False  # some function has been followed
         self._takes_any = False  # some code takes attributes by computed names
         self._asked: set[str] = set()  # attributes that code takes by strings, and that may be missing
@@ -98,6 +104,7 @@ class Reach:
         self._kept: list[Any] = []  # what `_seen` identifies
         self._functions: list[tuple[types.FunctionType, type | None]] = []
         self._classes: list[type] = []
+        self._libraries: dict[type, None] = {torch.Tensor: None}  # classes of libraries
         self._made: set[type] = set()  # classes that code may instantiate, and their bases
         self._objects: list[tuple[str, Any, bool]] = []  # name, object, whether it is owned
         self._done: set[tuple[int, str]] = set()  # members that have been visited
@@ -133,6 +140,8 @@ class Reach:
                 self._follow(*self._functions.pop())
             for kind in [*self._classes]:
                 self._visit_class(kind)
+            for kind in [*self._libraries]:
+                self._visit_additions(kind)
             for one in [*self._objects]:
                 self._visit_object(*one)
             if not self._functions and before == (len(self._done), len(self._seen), len(self._names)):
@@ -219,6 +228,8 @@ class Reach:
             if value is MISSING:  # loaded when it is first used, or computed
                 self._reach(module.__name__, vars(module).get("__getattr__"), is_own=False)
                 value = getattr(module, name, MISSING) if not is_followed(module.__name__) else MISSING
+            if is_followed(type(module).__module__):  # its class may compute attributes
+                self._add_object(text, module, is_own=False)
             if isinstance(value, types.ModuleType):
                 continue
             if is_followed(module.__name__) or isinstance(value, (*MUTABLE, *PLAIN)):
@@ -266,17 +277,20 @@ class Reach:
     def _add_class(self, kind: type) -> None:
         for one in kind.__mro__:
             if not is_followed(one.__module__):
+                self._libraries.setdefault(one)
                 if not is_object_type(one):  # a subclass of a generator, a stream, a lock …
                     self._refuse_value(kind.__name__, f"{one.__module__}.{one.__qualname__}")
             elif one not in self._classes:
                 self._classes.append(one)
+                self._add_class(type(one))
 
     def _visit_class(self, kind: type) -> None:
         """Visit the members of a class that code names, and note that it has none of those that it inherits."""
+        called = {name for one in kind.__mro__ if not is_followed(one.__module__) for name in names_called(one)}
         inherited = {name for one in kind.__mro__[1:] for name in self._names & vars(one).keys()}
         for name in (inherited | self._asked_names()) - vars(kind).keys():
             self._note(f"{kind.__name__}.{name}", ValueLocation(kind, name, vars))
-        for name in self._named(vars(kind), MADE_METHODS if kind in self._made else frozenset()):
+        for name in self._named(vars(kind), called | (MADE_METHODS if kind in self._made else frozenset())):
             if (id(kind), name) in self._done or isinstance(vars(kind)[name], _SLOTS):
                 continue
             self._done.add((id(kind), name))
@@ -284,8 +298,16 @@ class Reach:
             functions = [*functions_of(member)]
             self._note(f"{kind.__name__}.{name}", ValueLocation(kind, name, vars))
             self._functions += [(one, kind) for one in functions if is_followed(one.__module__)]
-            if not functions:
-                self._reach(f"{kind.__name__}.{name}", member, is_own=False)
+            for part in parts_of(member) if functions else (member,):
+                self._reach(f"{kind.__name__}.{name}", part, is_own=False)
+
+    def _visit_additions(self, kind: type) -> None:
+        """Visit what the script has put into a class of a library, if code names it."""
+        for name in sorted(self._names & vars(kind).keys()):
+            if (id(kind), name) not in self._done:
+                self._done.add((id(kind), name))
+                if is_of_script(value := vars(kind)[name]):
+                    self._reach(f"{kind.__name__}.{name}", value, is_own=False)
 
     def _visit_object(self, text: str, value: Any, is_own: bool) -> None:
         """Visit the attributes of an object that code names."""
@@ -303,13 +325,15 @@ class Reach:
                     place = ValueLocation(value, name, vars if read is members else read)
                     self._note(f"{text}.{name}", place)
                 self._reach(f"{text}.{name}", found[name], is_own=is_own)
-        if not is_own:
+        if not is_own or is_library_object(value):  # whose state is not restored after trial runs
             self._check_object_writes(text, value)
 
     def _check_object_writes(self, text: str, value: Any) -> None:
         """Refuse methods in reach that change an object which the model does not own."""
-        for kind in type(value).__mro__ if is_followed(type(value).__module__) else ():
-            for name in (self._names | implied_methods(vars(kind))) & vars(kind).keys() - MADE_METHODS:
+        is_ours = is_followed(type(value).__module__)
+        for kind in type(value).__mro__ if is_ours or is_library_object(value) else ():
+            names = self._names | implied_methods(vars(kind)) if is_ours else self._names - IMPLIED
+            for name in names & vars(kind).keys() - MADE_METHODS:
                 for reads in (read_code(one.__code__) for one in functions_of(vars(kind)[name])):
                     if changes_self(reads, value):
                         self._refuse(f"calls {text}.{name}, which changes it")
@@ -323,11 +347,11 @@ class Reach:
         names = self._names if self._takes_any else self._asked
         return {name for name in names if not name.startswith("__")}
 
-    def _named(self, table: Mapping[str, Any], more: frozenset[str] = frozenset()) -> list[str]:
+    def _named(self, table: Mapping[str, Any], more: Collection[str] = ()) -> list[str]:
         """Return the names in a table that code in reach uses."""
         if self._takes_all:
             return sorted(name for name in table if name[:2] != "__" or name in self._names)
-        names = (self._names - MADE_METHODS) | more | implied_methods(table)
+        names = (self._names - MADE_METHODS).union(more) | implied_methods(table)
         if not self._takes_any:
             return sorted(names & table.keys())
         return sorted(name for name in table if name in names or not (name[:2] == "__" or is_code(table[name])))
@@ -361,6 +385,7 @@ class Reach:
     def _reach_items(self, text: str, value: Any, is_own: bool) -> None:
         self._set = text if isinstance(value, set) else self._set
         items: Iterable[Any] = (*value, *value.values()) if isinstance(value, Mapping) else value
+        self._reach(text, getattr(value, "default_factory", None), is_own=is_own)
         for item in items:
             if not is_plain(item):
                 self._reach(f"an item of {text}", item, is_own=is_own)
@@ -406,7 +431,6 @@ class Reach:
         if is_followed(kind.__module__):
             self._names |= _FUNCTION_PARTS if issubclass(kind, torch.autograd.Function) else frozenset()
             self._add_class(kind)
-            self._add_class(type(kind))
             self._made.update(kind.__mro__)
             for member in kind if issubclass(kind, Enum) else ():
                 self._reach(f"{text}.{member.name}", member, is_own=False)
@@ -437,10 +461,14 @@ class Reach:
             self._add_object(text, value, is_own)
         elif kind in (operator.attrgetter, operator.methodcaller):
             self._names |= {name for part in value.__reduce__()[1] for name in str(part).split(".")}
-        elif isinstance(value, Iterator) or not is_value_type(kind):
+        elif is_script_op(value):
+            self._refuse_value(text, "an op written in Python")
+        elif isinstance(value, Iterator) or not is_value_type(kind) or is_python_ufunc(value):
             self._refuse_value(text, f"{kind.__module__}.{kind.__qualname__}")
-        elif is_of_library(kind.__module__) and not kind.__module__.startswith("torch"):
-            # Its methods are trusted; its attributes may change: a configuration.
+        elif is_library_object(value) and (held := members(value)):
+            # Its methods are trusted, if they leave it as it is; its attributes may change: a configuration.
+            for given in find_given(held.values()):
+                self._reach(f"what {text} holds", given, is_own=is_own)
             self._objects.append((text, value, is_own))
 
     def _add_object(self, text: str, value: Any, is_own: bool) -> None:

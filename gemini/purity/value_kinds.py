@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import collections
 import functools
+import random
 import sys
 import types
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
 from typing import Any
 
@@ -16,9 +17,18 @@ import numpy as np
 import torch
 from torch import nn
 
-from gemini.purity.allowances import CONTAINERS, LIBRARIES, PLAIN, is_allowed, is_value_type
+from gemini.purity.allowances import (
+    CONTAINERS,
+    LIBRARIES,
+    OPS,
+    PLAIN,
+    is_allowed,
+    is_global_generator,
+    is_of_library,
+    is_value_type,
+)
 from gemini.purity.bytecode import functions_of
-from gemini.purity.code_reads import Change, CodeReads
+from gemini.purity.code_reads import Change, CodeReads, read_code
 from gemini.purity.value_watch import MISSING, members
 
 MEMOIZED = functools._lru_cache_wrapper
@@ -34,6 +44,8 @@ NAMESPACES = (types.SimpleNamespace, argparse.Namespace)
 MADE_METHODS = frozenset(
     ["__init__", "__new__", "__post_init__", "__init_subclass__", "__set_name__"]
 )  # run on a new object
+IMPLIED = frozenset(["__getattr__", "__getattribute__", "__setattr__"])  # run for every attribute
+_SOURCES = (random.Random, np.random.Generator, np.random.RandomState, np.random.BitGenerator, torch.Generator)
 _UNUSED = frozenset(
     ["__hash__", "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__getnewargs__", "__getnewargs_ex__"]
 )
@@ -47,8 +59,8 @@ def is_followed(module: str | None) -> bool:
         return True
     if root in sys.stdlib_module_names or root in LIBRARIES or root == "numpy":
         return False
-    file = getattr(sys.modules.get(name), "__file__", None) or ".py"
-    return file.endswith((".py", ".pyc"))
+    file = members(sys.modules.get(name)).get("__file__") or ".py"
+    return str(file).endswith((".py", ".pyc"))
 
 
 def is_object(value: Any) -> bool:
@@ -61,6 +73,40 @@ def is_object(value: Any) -> bool:
 def is_object_type(kind: type) -> bool:
     """Return whether objects of a class that is not followed hold nothing but values, and their methods are pure."""
     return is_allowed(f"{kind.__module__}.{kind.__qualname__}") or is_value_type(kind)
+
+
+def is_library_object(value: Any) -> bool:
+    """Return whether a value is an object of a trusted library that may have state, and that nothing restores."""
+    held = isinstance(value, (type, nn.Module, torch.Tensor, types.FunctionType, types.ModuleType, Enum, *CONTAINERS))
+    return not held and is_of_library(type(value).__module__)
+
+
+def find_given(values: Iterable[Any], depth: int = 3) -> Iterator[Any]:
+    """Yield generators of random numbers and code of the script among values, and in what these hold."""
+    for value in values:
+        if isinstance(value, _SOURCES):
+            if not is_global_generator(value) and value is not torch.default_generator:
+                yield value
+        elif is_held_by_script(value):
+            yield value
+        elif depth and not isinstance(value, (nn.Module, torch.Tensor, type, types.ModuleType, *PLAIN)):
+            inside = value.values() if isinstance(value, Mapping) else value
+            yield from find_given([*inside] if isinstance(value, CONTAINERS) else [*members(value).values()], depth - 1)
+
+
+def is_script_op(value: Any) -> bool:
+    """Return whether a value is an op with kernels that a script has written in Python (`torch.library`)."""
+    if not isinstance(value, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
+        return False
+    space, name, *_ = str(value).split(".")
+    kernels = (one.rpartition("/") for one in torch.library._impls)
+    names = {op.partition(".")[0] for op, _, key in kernels if key != "Meta"}
+    return f"{space}/{name}" in names and space not in OPS
+
+
+def is_python_ufunc(value: Any) -> bool:
+    """Return whether a value is a function of arrays that calls Python (`np.frompyfunc`)."""
+    return isinstance(value, np.ufunc) and all(set(one) <= set("O->") for one in value.types)
 
 
 def may_change(value: Any, change: Change) -> bool:
@@ -80,8 +126,22 @@ def is_plain(value: Any) -> bool:
 
 def implied_methods(table: Mapping[str, Any]) -> set[str]:
     """Return the special methods in a table of a class, which code calls without naming them."""
-    found = {name for name in table if name[:2] == name[-2:] == "__"} - MADE_METHODS - _UNUSED
+    found = {name for name in table if name[:2] == name[-2:] == "__" or name == "_missing_"} - MADE_METHODS - _UNUSED
     return {name for name in found if is_code(table[name])}
+
+
+@functools.lru_cache(maxsize=4096)
+def names_called(kind: type) -> frozenset[str]:
+    """Return the attributes that code of a library names when a module of this class is called."""
+    found: set[str] = set()
+    waiting = ["__call__", "forward"]
+    while waiting:
+        name = waiting.pop()
+        functions = [one for base in kind.__mro__ for one in functions_of(vars(base).get(name))]
+        new = {attribute for one in functions for attribute in read_code(one.__code__).attributes} - found
+        found |= new
+        waiting += new
+    return frozenset(found)
 
 
 def is_code(member: Any) -> bool:
@@ -92,7 +152,7 @@ def is_code(member: Any) -> bool:
 def changes_self(reads: CodeReads, owner: Any) -> bool:
     """Return whether a method that reads and writes this changes the object that it is called on."""
     held = members(owner)
-    written = [chain.names[0] for chain in reads.chains if chain.root == "self" and chain.change]
+    written = [name for chain in reads.chains if chain.root == "self" and chain.change for name in chain.names[:1]]
     return bool(reads.self_stores) or any(isinstance(held.get(name), MUTABLE) for name in written)
 
 
@@ -105,6 +165,14 @@ def defaults_of(function: types.FunctionType) -> dict[str, Any]:
 
 def is_of_script(value: Any) -> bool:
     """Return whether a value under a name of a library may have been put there by the script."""
+    if isinstance(value, types.BuiltinMethodType):  # of an object; functions of modules and classes are no methods
+        owner = value.__self__
+        is_method = not (isinstance(owner, (type, types.ModuleType, type(None))) or is_global_generator(owner))
+        return is_method and is_of_script(owner)
+    if isinstance(value, functools.partial):
+        return any(map(is_of_script, (value.func, *value.args, *value.keywords.values())))
+    if is_script_op(value):
+        return True
     if value is MISSING or isinstance(value, (types.ModuleType, property, staticmethod, classmethod, *COMPILED)):
         return False
     if isinstance(value, (types.FunctionType, type)):

@@ -152,6 +152,7 @@ def test_it_is_noticed(kind: type[nn.Module]) -> None:
     change(0)
     given: Any = () if kind is Number else (8, 8)
     model = kind(*given)
+    change(0)
     read = ProvenReads(model)
     change(1)
     model(torch.randn(3, 8))
