@@ -46,6 +46,10 @@ def planner_for(config: GeminiConfig) -> Planner | None:
 
     here = count if config.cluster is None else 1  # workers on other hosts have cores of their own
     threads = max(1, len(os.sched_getaffinity(0)) // here)
+    if config.cluster is not None:  # as many as here
+        from torch import get_num_threads
+
+        threads = min(threads, get_num_threads())
 
     def plan(model: nn.Module, args: Any, kwargs: Any, **changes: Any) -> StepPlan:
         from gemini.planner.plan_request import PlanRequest
@@ -59,6 +63,8 @@ def planner_for(config: GeminiConfig) -> Planner | None:
             memory_limit_mb=None if config.memory_limit is None else config.memory_limit / 2**20,
             micro_batch_statistics=config.batch_norm == "micro-batch", program=program,
         )  # fmt: skip
-        return plan_step(model, args, kwargs, replace(request, **changes))
+        request = replace(request, **changes)
+        leaders = range(0, config.worker_count, shards)  # the first worker of each group of shards
+        return plan_step(model, args, kwargs, replace(request, links=request.links.between(leaders)))
 
     return plan

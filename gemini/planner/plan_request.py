@@ -96,7 +96,7 @@ class PlanRequest:
         links = Links(self.links.latency, _divide(self.links.bandwidth, parts))
         # Through shared memory only the sender copies.
         sending_ms = (
-            MB / float(links.bandwidth) if self.links is LOCAL and not isinstance(links.bandwidth, tuple) else 0.0
+            MB / float(links.bandwidth) if self.links == LOCAL and not isinstance(links.bandwidth, tuple) else 0.0
         )
         return Options(
             workers=workers, links=links, sending_ms=sending_ms, action_ms=ACTION_MS,

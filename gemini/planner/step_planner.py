@@ -234,7 +234,9 @@ def _choose_replicated(
 ) -> ScheduleChoice:
     """Return the choice for one replica with its part of the batch, once per replica."""
     replicas = count_replicas(request.replicas, count)
-    one = replace(request, workers=request.workers // request.replicas, micro_batches=count // replicas)
+    workers = request.workers // request.replicas
+    links = request.links.between(range(workers))
+    one = replace(request, workers=workers, micro_batches=count // replicas, links=links)
     options = one.options(count // replicas, parts / replicas, on_cpu=_is_on_cpu(graph))
     costs = _scale_to_batch(profile, 1 / replicas)
     return choose_with_replicas(replicas, lambda: search_plan(graph, costs, one, options, is_bound=is_bound))

@@ -16,6 +16,8 @@
                                                ◄──    ClassAttributes(attributes)
     MeasureSpeed                               ──►    its speed while all workers are measured
                                                ◄──    MeasuredSpeed(speed)
+    MeasureLink(bytes)                         ──►    sends them back
+                                               ◄──    MeasuredLink(bytes)
     MeasurePeak                                ──►    its peak memory
                                                ◄──    MeasuredPeak(MB)
     Stop                                       ──►    exits
@@ -113,6 +115,20 @@ class MeasuredSpeed(NamedTuple):
     number: int
     products: float
     moved_mb: float
+
+
+class MeasureLink(NamedTuple):
+    """Bytes that come back at once: half of the time is that of one way."""
+
+    number: int
+    contents: torch.Tensor
+
+
+class MeasuredLink(NamedTuple):
+    """Those bytes."""
+
+    number: int
+    contents: torch.Tensor
 
 
 class MeasurePeak(NamedTuple):

@@ -49,6 +49,10 @@ class Links:
                 )
         return self
 
+    def between(self, devices: Sequence[int]) -> Links:
+        """These links between some of the devices; plain numbers where all pairs are alike."""
+        return Links(_select(self.latency, devices), _select(self.bandwidth, devices))
+
     @property
     def free(self) -> bool:
         """Whether moving tensors costs nothing."""
@@ -76,3 +80,12 @@ FREE = Links()
 
 def _entry(table: Table, source: int, target: int) -> Number:
     return table[source][target] if isinstance(table, tuple) else table
+
+
+def _select(table: Table, devices: Sequence[int]) -> Table:
+    if not isinstance(table, tuple):
+        return table
+    found = {table[source][target] for source in devices for target in devices if source != target}
+    if len(found) <= 1:
+        return found.pop() if found else 0
+    return tuple(tuple(table[source][target] for target in devices) for source in devices)

@@ -18,6 +18,7 @@ from gemini.guards.model_version import ModelContents, read_contents
 from gemini.ir.call_binding import ModelCall, bind
 from gemini.ir.encode import UnsupportedValueError
 from gemini.planner.config_planner import Planner
+from gemini.planner.plan_request import LOCAL
 from gemini.planner.step_plan import ONE_MICRO_BATCH, UnplannableError
 from gemini.runtime.call_outcome import FallbackReason, describe_failure, describe_planning_error
 from gemini.runtime.deferred import OutputSpec
@@ -34,7 +35,7 @@ from gemini.runtime.pipelined.call_signature import (
 from gemini.runtime.pipelined.call_sizes import MOST_RESIZED, may_hold_sizes
 from gemini.runtime.pipelined.loss_request import port_names
 from gemini.runtime.pipelined.returned_attributes import ReturnedAttributes
-from gemini.runtime.pool.worker_stats import measure_speeds
+from gemini.runtime.pool.worker_stats import measure_links, measure_speeds
 from gemini.runtime.run_journal import ModelJournal
 from gemini.snapshot.attribute_values import ContentsSnapshot
 from gemini.snapshot.rng_snapshot import preserve_rng_state
@@ -232,7 +233,8 @@ class PlanTable:
         reads = self.managed.guards.reads.save(model)
         try:
             with run_locally(), without_hooks(model), preserve_rng_state():
-                plan = self.planner(model, args, kwargs, measured_plan=before)
+                links = measure_links(self.managed.pool, LOCAL)
+                plan = self.planner(model, args, kwargs, measured_plan=before, links=links)
             self._check(plan)
         except Exception:  # the present plan stays
             return
@@ -305,7 +307,8 @@ class PlanTable:
             try:
                 with run_locally(), without_hooks(model), preserve_rng_state():
                     probe = partial(measure_speeds, self.managed.pool)
-                    plan = self.planner(model, *call.arguments(), measure_speeds=probe, **changes)
+                    links = measure_links(self.managed.pool, LOCAL)
+                    plan = self.planner(model, *call.arguments(), measure_speeds=probe, links=links, **changes)
             finally:
                 self.planning_ms += (time.perf_counter() - began) * 1e3
                 changed, outside = contents.restore(), reads.restore()

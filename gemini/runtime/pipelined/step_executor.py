@@ -361,8 +361,9 @@ class Executor:
                 result.root = part if result.root is None else result.root + part
             for name, stage in reply.given:
                 given.setdefault(name, []).append((stage, next(rest)))
-            for number in reply.operands:
-                result.operand_gradients[number] = next(rest)
+            for number in reply.operands:  # replicas have a part of it each
+                found, part = result.operand_gradients.get(number), next(rest)
+                result.operand_gradients[number] = part if found is None else found + part
             result.generator = reply.generator or result.generator
             result.worker_traces.append((worker.index, _shift_times(reply.trace, worker.clock_offset)))
         order = self._order(kind, layouts, [reply.loose for reply in replies.values()], request)

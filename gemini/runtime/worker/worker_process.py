@@ -190,6 +190,8 @@ class Server:
             from gemini.profiling.host_speed import measure_speed
 
             return self.protocol.MeasuredSpeed(request.number, *measure_speed())
+        if isinstance(request, self.protocol.MeasureLink):
+            return self.protocol.MeasuredLink(request.number, request.contents)
         if isinstance(request, self.protocol.MeasurePeak):
             return self.peak.begin() if request.begins else self.protocol.MeasuredPeak(request.number, self.peak.mb())
         raise TypeError(f"unknown request {type(request).__name__}")

@@ -1,0 +1,1 @@
+"""Hosts: network namespaces that stand for machines, and faults of them."""
