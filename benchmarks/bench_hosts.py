@@ -56,7 +56,9 @@ def main() -> int:
 def _measure(hosts: HostNamespaces, args: argparse.Namespace) -> dict[str, Any]:
     hosts.shape(2, args.rate)
     place = hosts.start_cluster()
-    found = _read(hosts.run(1, sys.executable, _PROGRAM, "cluster", place, hosts.address(2), str(args.rounds), timeout=250))
+    found = _read(
+        hosts.run(1, sys.executable, _PROGRAM, "cluster", place, hosts.address(2), str(args.rounds), timeout=250)
+    )
     found["gloo_ms"] = _measure_gloo(hosts)
     if not args.skip_nodes:
         for count in (1, 2):
@@ -116,7 +118,9 @@ def _report(found: dict[str, Any]) -> int:
     if "nodes2" in found:
         rates = [found[f"nodes{count}"]["samples_per_s"] for count in (1, 2)]
         efficiency = rates[1] / rates[0] / 2
-        print(f"nodes      {rates[0]:.1f} samples per second on one, {rates[1]:.1f} on two: efficiency {efficiency:.2f}")
+        print(
+            f"nodes      {rates[0]:.1f} samples per second on one, {rates[1]:.1f} on two: efficiency {efficiency:.2f}"
+        )
     return int(any(value > limit for _, _, value, limit in rows))
 
 

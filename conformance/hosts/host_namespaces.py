@@ -76,7 +76,8 @@ class HostNamespaces:
     def start(self, host: int, *words: str, **settings: Any) -> subprocess.Popen[str]:
         """Start a program on a host."""
         environment = {
-            **os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "RAY_AUTH_TOKEN_PATH": str(self.folder / "token"),
+            **os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1",
+            "RAY_AUTH_TOKEN_PATH": str(self.folder / "token"),
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "TORCH_CPP_LOG_LEVEL": "ERROR",
             **settings.pop("env", {}),
         }  # fmt: skip
@@ -111,7 +112,11 @@ class HostNamespaces:
     def shape(self, host: int, rate: str, delay: str = "") -> None:
         """Limit what a host sends, as `10gbit`, and delay it, as `5ms`; in both directions of its interface."""
         for name, device in ((self.name(host), "eth0"), (self._bridge, f"port{host}")):
-            limit = ["netem", "rate", rate, "delay", delay] if delay else ["tbf", "rate", rate, "burst", "4mb", "latency", "100ms"]
+            limit = (
+                ["netem", "rate", rate, "delay", delay]
+                if delay
+                else ["tbf", "rate", rate, "burst", "4mb", "latency", "100ms"]
+            )
             command = ["tc", "-n", name, "qdisc", "replace", "dev", device, "root", *limit]
             subprocess.run(command, check=True, capture_output=True)
 

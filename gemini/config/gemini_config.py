@@ -179,9 +179,8 @@ class GeminiConfig:
     def _unsupported(self) -> Iterator[Fault]:
         if self.sharding_dim not in (None, 0, -1):
             yield Fault(f"sharding_dim = {self.sharding_dim}", "give 0 (reduction) or -1 (output), or leave it out")
-        if self.shard_count > 1 and (self.cluster is not None or (self.replicas or 1) > 1):
-            what = f"{self.shard_count} shards with {'a cluster' if self.cluster is not None else 'replicas'}"
-            yield Fault(what, "shards run on one host and without replicas: leave one of them out")
+        if self.shard_count > 1 and (self.replicas or 1) > 1:
+            yield Fault(f"{self.shard_count} shards with replicas", "leave one of them out")
         if self.worker_count % self.shard_count:
             yield Fault(
                 f"workers = {self.workers} with sharding_size = {self.sharding_size}",
@@ -196,11 +195,9 @@ class GeminiConfig:
             if not self.mode.shards:
                 yield Fault(f"mode = 'pipeline' with {self.shard_count} shards in device_mapping", "use mode='hybrid'")
             names = [name for devices in mapping.values() for name in devices.values()]
-            other = next((name for name in names if name.partition(":")[0] != "cpu"), None)
+            other = next((name for name in names if name.rpartition("/")[2].partition(":")[0] != "cpu"), None)
             if other is not None:
-                yield Fault(
-                    f"device_mapping puts a shard on {other}", "shards are processes on this host: map them to cpu"
-                )
+                yield Fault(f"device_mapping puts a shard on {other}", "shards are processes on CPUs: map them to cpu")
         if len(counts) > 1 and not self.mode.pipelines:
             yield Fault(f"mode = 'sharding' with {len(counts)} stages in device_mapping", "use mode='hybrid'")
 

@@ -94,7 +94,7 @@ def _get_pool(devices: list[str], config: GeminiConfig, home: str, *, in_backgro
     if found is None or found.loss:
         cluster = open_cluster(config) if has_remote else None
         try:
-            devices = cluster.place(devices) if cluster is not None else devices
+            devices = cluster.place(devices, config.shard_count) if cluster is not None else devices
             local = sum(not is_address(name) for name in devices)
             _check_room(local)
         except BaseException:

@@ -4,6 +4,7 @@
     Connect(peer)              + descriptor ──►   has a link to another worker of this host
     ConnectHosts(peer, …)                   ──►   meets a worker of another host
     JoinGroup(members, rank)   + descriptor ──►   is a shard of a group
+                                            ◄──   Joined, with the path of its memory on another host
     Sources(texts) Stages(…)                ──►   executes generated code, installs the stages
     Tasks(key, …)                           ──►   has its tasks for one kind of step
     Step(key, inputs, …)                    ──►   runs it; PeerMessages go from worker to worker
@@ -47,11 +48,25 @@ class ConnectHosts(NamedTuple):
 
 
 class JoinGroup(NamedTuple):
-    """Become a shard of a group of workers, whose shared memory comes along."""
+    """Become a shard of a group of workers, whose shared memory comes along, or is at a path.
+
+    Without either, shard 0 allocates it, and replies with its path. With `meeting`, the shards are on several hosts.
+    """
 
     number: int
     members: tuple[int, ...]
     rank: int
+    path: str = ""
+    host: str = ""  # the address on which this shard listens
+    meeting: tuple[str, int, str] | None = None
+    seconds: float = 0.0
+
+
+class Joined(NamedTuple):
+    """Shard 0 has allocated the memory of a group."""
+
+    number: int
+    path: str
 
 
 class Sources(NamedTuple):

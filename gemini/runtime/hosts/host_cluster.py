@@ -23,8 +23,11 @@ class HostCluster(Protocol):
     host: str  # the address of this host, as other hosts reach it
     hosts: list[str]  # the addresses of all hosts
 
-    def place(self, names: list[str]) -> list[str]:
-        """Choose the hosts of the workers; an entry that is on this host becomes a local device."""
+    def place(self, names: list[str], shards: int) -> list[str]:
+        """Choose the hosts of the workers, with the shards of a stage together where a host has room for them.
+
+        An entry that is on this host becomes a local device.
+        """
 
     def supervise(self, index: int, name: str) -> tuple[HostAgent, dict[str, Any]]:
         """Return the agent of a worker, by its place among the names, and what it says about its host."""

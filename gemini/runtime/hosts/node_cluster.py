@@ -72,7 +72,7 @@ class NodeCluster:
             what = f"node {rank} has not joined within {_JOINING:.0f} s"
             raise ConfigError([Fault(what, "see its output; start as many processes as there are nodes")]) from None
 
-    def place(self, names: list[str]) -> list[str]:
+    def place(self, names: list[str], shards: int) -> list[str]:  # noqa: ARG002 - replicas have no shards
         """Give every node the same number of workers, rank 0 first."""
         each, rest = divmod(len(names), self._nodes.number)
         if rest:

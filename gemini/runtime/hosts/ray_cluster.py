@@ -78,31 +78,32 @@ class RayCluster:
             self.close()
             raise ConfigError([Fault(*_split(str(error)))]) from None
 
-    def place(self, names: list[str]) -> list[str]:
-        """Reserve a bundle for each worker on a host."""
+    def place(self, names: list[str], shards: int) -> list[str]:
+        """Reserve room for each worker on a host."""
         found = [(at, address) for at, name in enumerate(names) if (address := worker_at(name)) is not None]
         wanted = [("" if one.host == ANY_HOST else one.host, one.device.partition(":")[0]) for _, one in found]
+        together = shards if all(not host for host, _ in wanted) else 1
         try:
-            hosts = self.ask("place", _SUPERVISING, wanted=wanted)
+            hosts = self.ask("place", _SUPERVISING, wanted=wanted, together=together)
         except WorkerError as error:
             raise ConfigError([Fault(*_split(str(error)))]) from None
         placed = list(names)
-        self._bundles = {}
-        for bundle, ((at, address), host) in enumerate(zip(found, hosts, strict=True)):
+        self._numbers_of = {}
+        for number, ((at, address), host) in enumerate(zip(found, hosts, strict=True)):
             placed[at] = address.device if host == self.host else f"{host}/{address.device}"
-            self._bundles[at] = bundle
+            self._numbers_of[at] = number
         return placed
 
     def supervise(self, index: int, name: str) -> tuple[HostAgent, dict[str, Any]]:
         """Create the actor of a worker."""
         address = worker_at(name)
         assert address is not None
-        bundle = self._bundles[index]
-        said = self.ask("supervise", _SUPERVISING, bundle=bundle, kind=address.device.partition(":")[0])
+        number = self._numbers_of[index]
+        said = self.ask("supervise", _SUPERVISING, worker=number, kind=address.device.partition(":")[0])
         if said["ray_auth"].lower() != "token":
             what = f"the Ray cluster at {self.address} requires no token: anyone could run code on it"
             raise ConfigError([Fault(what, "start it with RAY_AUTH_MODE=token on every host, or by gemini cluster up")])
-        return RayAgent(self, bundle, address.host), said
+        return RayAgent(self, number, address.host), said
 
     def meeting(self) -> MeetingPoint:
         """Return a new prefix of the store that this process serves."""
@@ -163,19 +164,19 @@ class RayCluster:
 class RayAgent:
     """Carries requests to an actor."""
 
-    def __init__(self, cluster: RayCluster, bundle: int, host: str) -> None:
-        self.host, self._cluster, self._bundle = host, cluster, bundle
+    def __init__(self, cluster: RayCluster, number: int, host: str) -> None:
+        self.host, self._cluster, self._number = host, cluster, number
 
     def call(self, method: str, seconds: float, **given: Any) -> dict[str, Any]:
         """Return the actor's answer."""
         found: dict[str, Any] = self._cluster.ask(
-            "call", seconds + 0.5, bundle=self._bundle, method=method, given=given, seconds=seconds
+            "call", seconds + 0.5, worker=self._number, method=method, given=given, seconds=seconds
         )
         return found
 
     def release(self) -> None:
         """End the actor."""
-        self._cluster.tell("release", bundle=self._bundle)
+        self._cluster.tell("release", worker=self._number)
 
 
 def _listen(host: str) -> Any:

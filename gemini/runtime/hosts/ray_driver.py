@@ -6,8 +6,8 @@ Ray lives in this process only: a script that uses Ray itself, or another versio
 The process ends with the controller; Ray then ends its actors and frees what was reserved.
 
     connect   joins the cluster, with the script's code, and describes its hosts
-    place     reserves one bundle per worker, and says on which host each is
-    supervise creates the actor of one bundle
+    place     reserves room for all workers, and says on which host each is
+    supervise creates the actor of one worker
     call      passes a request to an actor
     release   ends an actor
 """
@@ -75,9 +75,10 @@ class RayDriver:
 
     def __init__(self, said: int) -> None:
         self._said = said  # what Ray has written
-        self._actors: dict[int, Any] = {}  # by bundle
+        self._actors: dict[int, Any] = {}  # by worker
         self._group: Any = None
-        self._hosts: list[str] = []  # of the bundles
+        self._hosts: list[str] = []  # of the workers
+        self._together = 1  # workers per bundle
 
     def connect(self, address: str, host: str, code: str) -> dict[str, Any]:
         """Join the cluster; return this host's address, and its hosts."""
@@ -98,8 +99,11 @@ class RayDriver:
                 raise DriverError(_explain(str(error), address))
         return {"host": host, "hosts": [one["NodeManagerAddress"] for one in _alive()]}
 
-    def place(self, wanted: list[tuple[str, str]]) -> list[str]:
-        """Reserve a bundle for each worker, given by host ("" for any) and kind of device; return their hosts."""
+    def place(self, wanted: list[tuple[str, str]], together: int) -> list[str]:
+        """Reserve room for each worker, given by host ("" for any) and kind of device; return their hosts.
+
+        So many workers that follow each other share a bundle, and with it a host.
+        """
         from ray.util import placement_group_table
         from ray.util.placement_group import placement_group
 
@@ -108,8 +112,8 @@ class RayDriver:
         if unknown:
             raise DriverError(f"no host {', '.join(unknown)} in the cluster\n    → its hosts are {_describe_hosts()}")
         bundles = [
-            {"GPU" if kind == "cuda" else "CPU": 1.0} | ({f"node:{addresses[host]}": 0.001} if host else {})
-            for host, kind in wanted
+            {"GPU" if kind == "cuda" else "CPU": float(together)} | ({f"node:{addresses[host]}": 0.001} if host else {})
+            for host, kind in wanted[::together]
         ]
         self._group = placement_group(bundles, strategy="SPREAD")
         if not self._group.wait(_PLACING):
@@ -120,37 +124,39 @@ class RayDriver:
             )
         at = placement_group_table(self._group)["bundles_to_node_id"]
         nodes = {one["NodeID"]: one["NodeManagerAddress"] for one in _alive()}
-        self._hosts = [nodes[at[bundle]] for bundle in range(len(bundles))]
+        self._together = together
+        self._hosts = [nodes[at[worker // together]] for worker in range(len(wanted))]
         return self._hosts
 
-    def supervise(self, bundle: int, kind: str) -> dict[str, Any]:
-        """Create the actor of a bundle; return what it says about its host."""
+    def supervise(self, worker: int, kind: str) -> dict[str, Any]:
+        """Create the actor of a worker; return what it says about its host."""
         import ray
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         from gemini.runtime.hosts.ray_supervisor import RaySupervisor
 
-        place = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=bundle)
+        at = worker // self._together
+        place = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=at)
         resources = {"num_gpus": 1, "num_cpus": 0} if kind == "cuda" else {"num_cpus": 1}
         actor = ray.remote(RaySupervisor).options(scheduling_strategy=place, max_concurrency=8, **resources)
-        self._actors[bundle] = actor.remote(self._hosts[bundle])
+        self._actors[worker] = actor.remote(self._hosts[worker])
         try:
-            return self.call(bundle, "describe", {}, _STARTING)
+            return self.call(worker, "describe", {}, _STARTING)
         except Exception as error:
-            raise DriverError(f"a worker cannot start on {self._hosts[bundle]}: {_explain_actor(error)}") from None
+            raise DriverError(f"a worker cannot start on {self._hosts[worker]}: {_explain_actor(error)}") from None
 
-    def call(self, bundle: int, method: str, given: dict[str, Any], seconds: float) -> dict[str, Any]:
+    def call(self, worker: int, method: str, given: dict[str, Any], seconds: float) -> dict[str, Any]:
         """Return the answer of an actor."""
         import ray
 
-        found: dict[str, Any] = ray.get(self._actors[bundle].answer.remote(method, given), timeout=seconds)
+        found: dict[str, Any] = ray.get(self._actors[worker].answer.remote(method, given), timeout=seconds)
         return found
 
-    def release(self, bundle: int) -> dict[str, Any]:
+    def release(self, worker: int) -> dict[str, Any]:
         """End an actor."""
         import ray
 
-        actor = self._actors.pop(bundle, None)
+        actor = self._actors.pop(worker, None)
         if actor is not None:
             ray.kill(actor)
         return {}

@@ -165,7 +165,7 @@ class Executor:
             program = self.program
             expect_done(worker, Stages(
                 worker.next_number(), self.number, modules, program.interfaces, program.recompute, program.once,
-                worker.index, sharded_stages(program, worker, stages, self.shard_plan),
+                worker.index, sharded_stages(program, worker, stages, self.shard_plan, self.workers, self.number),
             ), "install stages")  # fmt: skip
         held = {id(parameter): parameter for stage in stages for parameter in stage.parameters()}
         for worker in self.workers:

@@ -215,6 +215,11 @@ class RemoteWorker(WorkerHandle):
         own = [*{id(tensor): tensor for tensor in tensors}.values()]
         return self._ensure_replica(stages_module(program), own, shared, {}, "its stages")
 
+    def stage_numbers(self, program: int) -> dict[int, int]:
+        """Return the numbers of the tensors of the stages of a program, by identity."""
+        first, sync = self.replicas[stages_module(program)]
+        return {id(tensor): number for number, tensor in enumerate(sync.tensors, first)}
+
     def _ensure_replica(
         self, number: int, tensors: list[torch.Tensor], shared: SharedParameters, sources: dict[str, str], name: str
     ) -> bool:

@@ -230,6 +230,10 @@ class WorkerHandle:
         """Give the worker access to the tensors of its stages; return whether it must be sent the stages again."""
         return shared.ensure_shared(tensors, self.device)
 
+    def stage_numbers(self, program: int) -> dict[int, int]:  # noqa: ARG002
+        """Return the numbers of the tensors of the stages of a program, by identity."""
+        return self.link.shared_numbers
+
     def release_module(self, module: PlacedModule) -> None:
         """Release a module that runs in the controller from now on."""
         module.shared_parameters.release(module.tensors)

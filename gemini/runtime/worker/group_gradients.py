@@ -2,16 +2,18 @@
 
 Shard 0 takes the slab from its pool at the beginning of a step and tells the others where it lies; each writes its
 slice of every gradient. After the step shard 0 hands the whole gradients over as if it had computed them: optimizers,
-clipping and hooks of the script see whole gradients, and nothing has been copied.
+clipping and hooks of the script see whole gradients, and nothing has been copied. Shards that share no memory with the
+controller gather their slices instead.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
+from gemini.collectives.shard_group import ExchangeGroup, ShardGroup
 from gemini.runtime.devices.base import Segment
 from gemini.runtime.step_messages import PeerMessage
 from gemini.runtime.transport.link import Link
@@ -20,6 +22,9 @@ from gemini.runtime.transport.tensor_header import TensorPart
 from gemini.runtime.worker.p2p import PeerLinks
 from gemini.runtime.worker.stage_shards import ParameterShard
 from gemini.runtime.worker.value_mailbox import ValueMailbox
+from gemini.tensor_parallel.local_graph import parameter_slice
+
+GATHER = "gather of gradients"
 
 
 class GroupLayout(NamedTuple):
@@ -89,3 +94,26 @@ class GroupGradients:
         """Return the slab that has been taken, to be given back to the pool."""
         slab, self._slab, self._memory = self._slab, None, None
         return [] if slab is None else [slab]
+
+
+def gather_slices(slices: Sequence[ParameterShard], group: ShardGroup) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Return the leaves that have gradients with their whole gradients, in shard 0; all shards call it at once.
+
+    The gradients on the leaves are gone afterwards.
+    """
+    assert isinstance(group, ExchangeGroup)
+    own = torch.tensor([one.leaf.grad is not None for one in slices], dtype=torch.uint8)
+    have = torch.stack([flags.clone() for flags in group.exchange(own, GATHER)]).amax(0).tolist()
+    found = []
+    for one, has in zip(slices, have, strict=True):
+        if not has:
+            continue
+        grad = one.leaf.grad
+        parts = group.exchange(torch.zeros_like(one.leaf) if grad is None else grad, GATHER)
+        one.leaf.grad = None
+        if group.rank == 0:
+            whole = torch.empty_like(one.whole, requires_grad=False)
+            for rank, part in enumerate(parts):
+                parameter_slice(whole, one.layout, one.size, rank).copy_(part)
+            found.append((one.leaf, whole))
+    return found

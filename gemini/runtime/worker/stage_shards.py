@@ -31,13 +31,15 @@ class ShardedStages(NamedTuple):
 
     `groups` are the workers of each stage that has several, by shard; `layouts` those of parameters that are not simply
     whole, by number; `written` the positions of the buffers that a stage writes; `collectives` those of a stage on one
-    micro-batch, forward and at most backward, by name.
+    micro-batch, forward and at most backward, by name. With `are_remote`, the shards gather gradients: not all of them
+    share memory with the controller.
     """
 
     groups: dict[int, tuple[int, ...]]
     layouts: dict[int, Any]
     written: dict[int, tuple[int, ...]]
     collectives: dict[int, tuple[dict[str, int], dict[str, int]]]
+    are_remote: bool = False
 
 
 def _text(found: Counter[str]) -> str:
@@ -66,7 +68,7 @@ class StageShards:
         self, message: ShardedStages, place: int, stages: Mapping[int, nn.Module], tensors: Mapping[int, torch.Tensor]
     ) -> None:
         self.members = message.groups  # of every stage with several shards
-        self.collectives = message.collectives
+        self.collectives, self.are_remote = message.collectives, message.are_remote
         self.ranks = {stage: workers.index(place) for stage, workers in message.groups.items()}
         self.slices: dict[int, ParameterShard] = {}  # by identity of the leaf
         self.partial: list[torch.Tensor] = []  # parameters whose gradients the shards sum after the last backward

@@ -27,6 +27,7 @@ from gemini.random_numbers.rng_state import get_state, set_state
 from gemini.random_numbers.sliced_rng import RandomOpsDiffer, SlicedRandomOps
 from gemini.runtime.step_messages import PeerMessage, Step, Stepped
 from gemini.runtime.worker.gradient_buffers import GradientBuffers, LooseGradients
+from gemini.runtime.worker.group_gradients import gather_slices
 from gemini.runtime.worker.microbatch_inputs import MicrobatchInputs
 from gemini.runtime.worker.p2p import PeerLinks, StepAborted
 from gemini.runtime.worker.program_state import InstalledProgram, WorkerPlan
@@ -77,7 +78,8 @@ class StepRunner:
         self.mailbox = ValueMailbox(plan.local_readers)
         self.inputs = MicrobatchInputs(request.inputs, request.numbers, request.tensors, request.sizes)
         self.operands = MicrobatchInputs(request.operands, [], request.tensors, request.sizes)
-        shares = control.transport.shares_memory
+        self.shards_gather = self.program.shards is not None and self.program.shards.are_remote
+        shares = control.transport.shares_memory and not self.shards_gather
         self.gradients: GradientBuffers | LooseGradients = (
             GradientBuffers(control, plan.places, plan.group_gradients())
             if shares
@@ -400,6 +402,16 @@ class StepRunner:
             if group is not None and stage in self.plan.stages and parameter.grad is not None:
                 parameter.grad.copy_(group.all_reduce(parameter.grad))
 
+    def _gather_slices(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Return the divided parameters of shards that share no memory, with their whole gradients, in shard 0."""
+        shards, leaves = self.program.shards, self.plan.group_places.parts
+        if shards is None or not self.shards_gather or not leaves:
+            return []
+        found = []
+        for members in sorted({shards.members[stage] for stage in self.plan.stages if stage in shards.members}):
+            found += gather_slices([shards.slices[key] for key in leaves], self.groups[members])
+        return found
+
     def _report(self) -> Stepped:
         numbers, latest = self.program.numbers, self.program.latest
         leaves = [
@@ -409,15 +421,17 @@ class StepRunner:
         ]
         self.gradients.adopt(self.program.parameters)  # including those that only the loss uses
         self._sum_partial_gradients()
+        gathered = self._gather_slices()
         if not any(self.plan.reports(stage) for stage in self.plan.stages):
             return self._report_nothing()
         loose = [p for p in self.program.parameters if p.grad is not None and self.gradients.is_loose(p.grad)]
-        tensors: list[Any] = [parameter.grad for parameter in loose]
+        tensors: list[Any] = [parameter.grad for parameter in loose] + [whole for _, whole in gathered]
         shared = self.gradients.hand_over()
         if self.gradients.group is not None and not self.gradients.group.is_handed_over(shared):
             self.control.transport.buffers[0].pool.release(self.gradients.group.release())
         for parameter in loose:
             parameter.grad = None
+        loose += [leaf for leaf, _ in gathered]
         if self.root is not None:
             tensors.append(self.root)
         given = [key for key, parts in self.input_gradients.items() if any(part is not None for part in parts.values())]

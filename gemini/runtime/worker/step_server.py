@@ -10,7 +10,8 @@ from typing import Any
 
 from gemini.batch_analysis.microbatch_join import PARTS, combine_parts
 from gemini.capture import torch_flags
-from gemini.collectives.shared_memory_group import SharedMemoryGroup
+from gemini.collectives.hosts_group import HostsGroup
+from gemini.collectives.shared_memory_group import SharedMemoryGroup, allocate_group
 from gemini.malloc import keep_freed_memory, trim
 from gemini.pipe.live_stages import load_module
 from gemini.runtime.devices.base import Device
@@ -22,6 +23,7 @@ from gemini.runtime.step_messages import (
     ConnectHosts,
     Fetch,
     Fetched,
+    Joined,
     JoinGroup,
     RetirePrograms,
     Sources,
@@ -58,7 +60,8 @@ class StepServer:
         self.programs: dict[int, InstalledProgram] = {}
         self.plans: dict[int, WorkerPlan] = {}
         self.outputs: dict[int, dict[str, dict[int, Any]]] = {}  # by step
-        self.groups: dict[tuple[int, ...], SharedMemoryGroup] = {}  # by the workers that are their shards
+        self.groups: dict[tuple[int, ...], SharedMemoryGroup | HostsGroup] = {}  # by the workers that are their shards
+        self._group_memory: dict[tuple[int, ...], int] = {}
         self.last: tuple[int, StepBackup] | None = None  # the last step, which may still be undone
         split_backward_ops.install()
         trim()  # calls of whole batches leave more idle memory than micro-batches need
@@ -85,7 +88,7 @@ class StepServer:
         elif isinstance(request, ConnectHosts):
             self.peers.add(request.peer, connect_hosts(request, self.control.transport.device))
         elif isinstance(request, JoinGroup):
-            self._join(request, descriptors[0])
+            return self._join(request, descriptors)
         elif isinstance(request, Sources):
             with stub_modules(request.user_objects):
                 for path, text in request.texts.items():
@@ -99,12 +102,27 @@ class StepServer:
             self._retire(request.programs)
         return Done(request.number)
 
-    def _join(self, request: JoinGroup, descriptor: int) -> None:
+    def _join(self, request: JoinGroup, descriptors: list[int]) -> Any:
         """Become a shard of a new group; while it waits for others it takes in messages, which may abort the step."""
         size = len(request.members)
-        group = SharedMemoryGroup(descriptor, request.rank, size, lambda: self.peers.receive(0))
+        reply: Done | Joined = Done(request.number)
+        if request.meeting is not None:
+            store = MeetingPoint(*request.meeting).join(request.seconds)
+            self.groups[request.members] = HostsGroup(store, request.rank, size, request.host, request.seconds)
+            return reply
+        if descriptors:
+            (descriptor,) = descriptors
+        elif request.path:
+            descriptor = os.open(request.path, os.O_RDWR)
+        else:
+            descriptor = allocate_group(size)
+            if (old := self._group_memory.pop(request.members, -1)) >= 0:
+                os.close(old)
+            self._group_memory[request.members] = kept = os.dup(descriptor)  # the others open it
+            reply = Joined(request.number, f"/proc/{os.getpid()}/fd/{kept}")
+        self.groups[request.members] = SharedMemoryGroup(descriptor, request.rank, size, lambda: self.peers.receive(0))
         os.close(descriptor)
-        self.groups[request.members] = group
+        return reply
 
     def _register_parameters(self) -> None:
         STORE.set_parameters([parameter for one in self.programs.values() for parameter in one.parameters])

@@ -89,8 +89,9 @@ def pool(request: pytest.FixtureRequest) -> Iterator[WorkerPool]:
         {"replicas": 2, "accum_degree": 2},
         {"replicas": 2, "accum_degree": 4},
         {"pipeline_degree": 2, "accum_degree": 4, "schedule": "chimera"},
+        {"mode": "sharding", "sharding_size": 2},
     ],
-    ids=["stages", "replicas", "replicas of several micro-batches", "chimera"],
+    ids=["stages", "replicas", "replicas of several micro-batches", "chimera", "shards"],
 )
 def test_steps_equal_those_of_one_device(settings: dict[str, Any], pool: WorkerPool, tmp_path: Any) -> None:
     expected = train(make())
