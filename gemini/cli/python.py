@@ -140,7 +140,7 @@ def _check(invocation: Invocation) -> bool:
 
     config = GeminiConfig.load(invocation.last("--config"), flags=settings)
     check_config(config)
-    if config.cluster is not None:
+    if config.cluster is not None or config.device_mapping is not None:
         from gemini.runtime.hosts.host_cluster import check_cluster
 
         check_cluster(config)

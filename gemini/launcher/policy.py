@@ -155,6 +155,9 @@ def _count_hosts(config: GeminiConfig) -> Callable[[], int]:
 
 def _end_without_cluster(error: ConfigError) -> NoReturn:
     """End a program that should run on a cluster, and cannot: it is not meant for this host alone."""
+    from gemini.launcher import torch_import_hook
+
+    torch_import_hook.state.session = None  # the run is over: no summary
     log_line(f"gemini_python: {error}")
     raise SystemExit(2)
 

@@ -10,6 +10,7 @@ import os
 from typing import Any, Protocol
 
 from gemini.config.gemini_config import GeminiConfig
+from gemini.config.host_address import is_address
 from gemini.errors import ConfigError, Fault
 from gemini.runtime.hosts.host_agent import HostAgent
 from gemini.runtime.transport.gloo_pair import MeetingPoint
@@ -44,23 +45,30 @@ class HostCluster(Protocol):
 
 def find_address(config: GeminiConfig) -> str:
     """Return the address of the cluster of a configuration; raise ConfigError if there is none."""
-    if config.cluster is None:
-        fault = "device_mapping names workers on other hosts, and no cluster is given"
-        raise ConfigError([Fault(fault, "give --cluster HOST:PORT, or cluster= in the configuration")])
-    if config.cluster != "auto":
-        return config.cluster
+    if config.cluster not in (None, "auto"):
+        return str(config.cluster)
     found = os.environ.get("RAY_ADDRESS", "")
     if not found:
-        raise ConfigError([Fault("cluster = 'auto', and RAY_ADDRESS is not set", "write --cluster HOST:PORT")])
+        asked = (
+            "cluster = 'auto'" if config.cluster else "device_mapping names workers on other hosts without a cluster"
+        )
+        raise ConfigError([Fault(f"{asked}, and RAY_ADDRESS is not set", "give --cluster HOST:PORT, or cluster=")])
     return found
 
 
 def check_cluster(config: GeminiConfig) -> None:
     """Raise ConfigError where the cluster of a configuration cannot be joined, as far as that shows quickly."""
+    if not needs_cluster(config) or config.cluster == NODES:
+        return
     from gemini.runtime.hosts.ray_cluster import check_reachable
 
-    if config.cluster is not None and config.cluster != NODES:
-        check_reachable(find_address(config))
+    check_reachable(find_address(config))
+
+
+def needs_cluster(config: GeminiConfig) -> bool:
+    """Whether a configuration has workers on other hosts."""
+    mapped = (name for devices in (config.device_mapping or {}).values() for name in devices.values())
+    return config.cluster is not None or any(map(is_address, mapped))
 
 
 def open_cluster(config: GeminiConfig) -> HostCluster:

@@ -21,6 +21,7 @@ import socket
 import sys
 import tempfile
 import threading
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
@@ -117,7 +118,8 @@ class RayDriver:
         ]
         self._group = placement_group(bundles, strategy="SPREAD")
         if not self._group.wait(_PLACING):
-            kinds = ", ".join(f"{kind} on {host or 'any host'}" for host, kind in wanted)
+            counts = Counter(f"{kind} on {host or 'any host'}" for host, kind in wanted)
+            kinds = ", ".join(f"{count} × {kind}" for kind, count in counts.items())
             raise DriverError(
                 f"no hosts have room for these workers: {kinds}\n    → the hosts are {_describe_hosts()}; "
                 "map fewer workers, or end other programs on the cluster"
