@@ -104,9 +104,10 @@ def _read(found: Any) -> dict[str, Any]:
 
 def _report(found: dict[str, Any]) -> int:
     one, two = (statistics.median(found[name]) for name in ("one_host_ms", "two_hosts_ms"))
+    large, gloo = found["large_ms"], found["gloo_ms"]
     rows = [
         ("call", f"{found['call_ms']:.2f} ms", found["call_ms"], 1.5),
-        ("16 MB", f"{found['large_ms']:.1f} ms, gloo {found['gloo_ms']:.1f}", found["large_ms"] / found["gloo_ms"], 1.2),
+        ("16 MB", f"{large:.1f} ms, gloo {gloo:.1f} ms", large / gloo, 1.2),
         ("ready", f"{found['ready_s']:.1f} s", found["ready_s"], 10.0),
         ("gpt", f"{two:.0f} ms on two hosts, {one:.0f} on one ({found['schedule']})", two / one, 1.25),
         ("predicted", f"{found['predicted_ms']:.0f} ms, measured {found['step_ms']:.0f}",
