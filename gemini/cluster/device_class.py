@@ -14,7 +14,7 @@ from gemini.errors import ConfigError, Fault
 from gemini.nearest_name import remedy
 
 _POSITIVE = (
-    "memory_gb", "bandwidth_gb", "matrix_efficiency", "fp8_efficiency", "attention_efficiency",
+    "memory_gib", "bandwidth_gb", "matrix_efficiency", "fp8_efficiency", "attention_efficiency",
     "tuned_attention_efficiency", "memory_efficiency",
 )  # fmt: skip
 _NOT_NEGATIVE = ("overlap_loss", "kernel_us", "watts", "price_per_hour")
@@ -30,7 +30,7 @@ class DeviceClass:
 
     name: str
     tflops: Mapping[str, float] = field(hash=False)
-    memory_gb: float  # 10⁹ bytes
+    memory_gib: float  # 2³⁰ bytes, as drivers report: 79.1 of an H100 with "80 GB"
     bandwidth_gb: float  # 10⁹ bytes per second of its memory
     matrix_efficiency: float = 0.75
     fp8_efficiency: float = 0.75
@@ -63,6 +63,11 @@ class DeviceClass:
         ]
         if faults:
             raise ConfigError(faults, "cluster")
+
+    @property
+    def memory_bytes(self) -> float:
+        """The memory in bytes."""
+        return self.memory_gib * 2**30
 
     def flops(self, precision: str) -> float:
         """Return the peak operations per second of the matrix units; an unknown precision is an error."""

@@ -1,15 +1,20 @@
 """Device descriptions: peak rates as data, for estimates without the device.
 
-Peak rates are the vendors' for dense operands; an efficiency is the share of the peak that real kernels reach, which
-`roofline.calibrate` replaces by a measured one.
+The figures are those of the device classes in gemini/cluster/presets.json; the efficiencies, the share of a peak that
+kernels reach, are replaced by measured ones in `roofline.calibrate`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from gemini.cluster import DeviceClass
+from gemini.cluster.cluster_file import find_device_class, presets
 from gemini.errors import ProfileError
 from gemini.nearest_name import remedy
+
+_DTYPES = {"bfloat16": ("bf16", "fp16"), "float16": ("fp16", "bf16"), "float32": ("fp32", "tf32"), "float64": ("fp64",)}
+_VECTOR_SHARE = 0.07  # of the matrix rate, for elementwise arithmetic where a class has no rate for fp32
 
 
 @dataclass(frozen=True)
@@ -19,12 +24,10 @@ class DeviceSpec:
     name: str
     matrix_tflops: dict[str, float]  # by element type; unlisted types run at the float32 rate
     vector_tflops: float
-    bandwidth_gb: float  # GB/s of its memory
-    memory_gb: float
+    bandwidth_gb: float  # 10⁹ bytes per second of its memory
     kernel_us: float  # the fixed time of a kernel
     compute_efficiency: float = 0.6
     memory_efficiency: float = 0.75
-    link_gb: float = 0.0  # GB/s to a neighbour
     calibrated: bool = field(default=False)
 
     def matrix_rate(self, dtype: str) -> float:
@@ -32,39 +35,21 @@ class DeviceSpec:
         return self.matrix_tflops.get(dtype, self.matrix_tflops["float32"]) * 1e12
 
 
-# name: matrix TFLOP/s at half, single and double precision; GB/s and GB of memory; GB/s to a neighbour
-_GPUS = {
-    "b200": (2250, 75, 37, 8000, 180, 900),
-    "h200": (989, 67, 67, 4800, 141, 450),
-    "h100": (989, 67, 67, 3350, 80, 450),
-    "h100-pcie": (756, 51, 51, 2000, 80, 64),
-    "a100": (312, 19.5, 19.5, 2039, 80, 300),
-    "a100-40gb": (312, 19.5, 19.5, 1555, 40, 300),
-    "v100": (125, 15.7, 7.8, 900, 32, 150),
-    "l40s": (362, 91.6, 1.4, 864, 48, 32),
-    "l4": (121, 30.3, 0.5, 300, 24, 32),
-    "a10": (125, 31.2, 1.0, 600, 24, 32),
-    "t4": (65, 8.1, 0.25, 320, 16, 16),
-    "rtx4090": (165, 82.6, 1.3, 1008, 24, 32),
-}
-_GPU_KERNEL_US = 3.0
+def describe_class(device: DeviceClass) -> DeviceSpec:
+    """Return the description of a device class."""
+    slowest = min(device.tflops.values())
+    rates = {
+        dtype: next((device.tflops[name] for name in names if name in device.tflops), slowest)
+        for dtype, names in _DTYPES.items()
+    }
+    vector = device.tflops.get("fp32", _VECTOR_SHARE * max(device.tflops.values()))
+    return DeviceSpec(
+        device.name, rates, vector, device.bandwidth_gb, device.kernel_us, device.matrix_efficiency,
+        device.memory_efficiency,
+    )  # fmt: skip
 
-SPECS = {
-    name: DeviceSpec(
-        name,
-        {"float32": single, "bfloat16": half, "float16": half, "float64": double},
-        single,
-        bandwidth,
-        memory,
-        _GPU_KERNEL_US,
-        link_gb=link,
-    )
-    for name, (half, single, double, bandwidth, memory, link) in _GPUS.items()
-}
-# Two cores of a current server; calibrate it, since CPUs differ far more than GPUs of one name.
-SPECS["cpu"] = DeviceSpec(
-    "cpu", {"float32": 0.2, "bfloat16": 0.2, "float16": 0.05, "float64": 0.1}, 0.05, 20, 16, 5.0, link_gb=5
-)
+
+SPECS = {name: describe_class(find_device_class(name)) for name in presets()["devices"]}
 
 
 def find_spec(name: str) -> DeviceSpec:

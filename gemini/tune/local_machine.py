@@ -28,9 +28,9 @@ _SHARE = 0.9  # of the memory of the machine
 
 def local_cluster(devices: int, link: LinkProfile | None = None) -> Cluster:
     """Return this machine with that many workers; memory is divided between them."""
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * _SHARE / 1e9
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * _SHARE / 2**30
     base = find_device_class("cpu")
-    device = replace(base, memory_gb=memory / devices, overlap_loss=0.0)
+    device = replace(base, memory_gib=memory / devices, overlap_loss=0.0)
     latency, bandwidth = (link.latency_ms * 1e3, link.bandwidth * 1e3 / 1e9) if link else (100.0, 4.0)
     tier = LinkTier("shared memory", max(bandwidth, 1e-3), latency_us=latency, efficiency=1.0)
     return Cluster("this machine", (HostGroup(device, 1, devices),), (tier,))

@@ -194,7 +194,7 @@ def _describe(  # noqa: PLR0917
     ends: list[LayerCost] = [builder.first] if place == 0 else []
     if place + stages == config.pipeline:
         ends.append(builder.last)
-    room = device.memory_gb * 1e9 - CONTEXT - one.workspace - sum(end.workspace for end in ends)
+    room = device.memory_bytes - CONTEXT - one.workspace - sum(end.workspace for end in ends)
     room -= sum(size for _, size in static_rows(config, sum(end.parameters for end in ends), 0.0, 0.0))
     per_layer = sum(
         size for name, size in static_rows(config, one.parameters * mean, one.expert_parameters * mean, 0.0)

@@ -7,6 +7,7 @@ meta device, times come from the roofline model of the profiler with the rates a
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from gemini.cluster.cluster_description import Cluster
@@ -18,10 +19,8 @@ if TYPE_CHECKING:
 
     from gemini.profiling.device_specs import DeviceSpec
 
-_DTYPES = {"bfloat16": ("bf16", "fp16"), "float16": ("fp16", "bf16"), "float32": ("tf32", "fp32"), "float64": ("fp64",)}
 _NARROW = {"bf16": 0.5, "fp16": 0.5, "fp8": 0.5}  # of the bytes of single precision
 CPU_FIXED_US = 8.0  # per node and pass on a CPU
-_VECTOR_SHARE = 0.07  # of the matrix rate, for element-wise arithmetic where a class has no rate for fp32
 
 
 def capture_model(
@@ -71,18 +70,11 @@ def count_samples(graph: Any) -> int:
 
 def device_spec(device: DeviceClass, precision: str = "") -> DeviceSpec:
     """Return a device class as the profiler describes devices; single precision runs as `precision`."""
-    from gemini.profiling.device_specs import DeviceSpec
+    from gemini.profiling.device_specs import describe_class
 
-    slowest = min(device.tflops.values())
-    rates = {
-        dtype: next((device.tflops[name] for name in names if name in device.tflops), slowest)
-        for dtype, names in _DTYPES.items()
-    }
-    width = _NARROW.get(precision, 1.0)
+    spec = describe_class(device)
+    rates = dict(spec.matrix_tflops)
     if precision:
         rates["float32"] = device.tflops.get(precision, rates["float32"])
-    vector = device.tflops.get("fp32", _VECTOR_SHARE * max(device.tflops.values()))
-    return DeviceSpec(
-        device.name, rates, vector, device.bandwidth_gb / width, device.memory_gb, device.kernel_us,
-        device.matrix_efficiency, device.memory_efficiency, calibrated=True,
-    )  # fmt: skip
+    bandwidth = spec.bandwidth_gb / _NARROW.get(precision, 1.0)
+    return replace(spec, matrix_tflops=rates, bandwidth_gb=bandwidth, calibrated=True)

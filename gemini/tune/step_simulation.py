@@ -145,7 +145,7 @@ def predict(  # noqa: PLR0917
     parts = _pipeline_parts(config, held, run, hop)
     exposed, update = _after_backward(builders[devices[0]], devices, links, held)
     parts["gradients"], parts["optimizer"] = exposed, update
-    tables = [memory_table(config, held[at], run.peaks[at], devices[at].memory_gb * 1e9) for at in range(len(held))]
+    tables = [memory_table(config, held[at], run.peaks[at], devices[at].memory_bytes) for at in range(len(held))]
     worst = max(range(len(tables)), key=lambda at: tables[at].total / max(1.0, tables[at].capacity))
     table = MemoryTable(tables[worst].rows, tables[worst].capacity, worst)
     once = sum(3 * stage.flops for stage in stages)

@@ -66,7 +66,7 @@ def score(request: TuningRequest, result: StepResult) -> float:
 
 def search_closed_form(request: TuningRequest, cluster: Cluster, rejections: Rejections) -> list[StepResult]:
     """Return all configurations within memory and limits, predicted by closed form."""
-    capacity = cluster.device.memory_gb * 1e9
+    capacity = cluster.device.memory_bytes
     allowed = (capacity - CONTEXT) * request.memory_share + CONTEXT
     found: list[StepResult] = []
     fitting: tuple[object, ...] = ()
@@ -166,7 +166,7 @@ def _explain_nothing(request: TuningRequest, rejections: Rejections) -> Fault:
         return Fault("no configuration exists for these degrees", "free one of the fixed degrees")
     reason, count = rejections.counts.most_common(1)[0]
     if reason.startswith("more memory"):
-        capacity = request.cluster.device.memory_gb * 1e9
+        capacity = request.cluster.device.memory_bytes
         what = (
             f"{request.model.name} fits nowhere: the smallest of {count} configurations needs at least "
             f"{rejections.least_memory / 2**30:.1f} GiB per device, {request.cluster.device.name} has "
@@ -198,6 +198,6 @@ def least_devices(request: TuningRequest) -> int:
 
 
 def _fits(request: TuningRequest, cluster: Cluster, config: ParallelConfig) -> bool:
-    if bound_memory(request.model, cluster, config) > cluster.device.memory_gb * 1e9:
+    if bound_memory(request.model, cluster, config) > cluster.device.memory_bytes:
         return False
     return estimate(request.model, cluster, config).fits

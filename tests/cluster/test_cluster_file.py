@@ -21,11 +21,17 @@ def test_presets_round_trip(name):
     assert cluster.resized(cluster.devices_per_host * 4).devices == cluster.devices_per_host * 4
 
 
-@pytest.mark.parametrize("name", ["a100", "a100-40gb", "h100", "h200", "b200"])
-def test_presets_agree_with_the_descriptions_of_profiling(name):
+@pytest.mark.parametrize("name", presets()["devices"])
+def test_profiling_describes_devices_by_the_figures_of_the_presets(name):
     device, spec = find_device_class(name), SPECS[name]
-    assert device.tflops["bf16"] == spec.matrix_tflops["bfloat16"]
-    assert (device.bandwidth_gb, device.memory_gb) == (spec.bandwidth_gb, spec.memory_gb)
+    assert spec.matrix_tflops["float16"] == device.tflops["fp16"]
+    assert (spec.bandwidth_gb, spec.vector_tflops) == (device.bandwidth_gb, device.tflops["fp32"])
+
+
+def test_memory_is_what_drivers_report():
+    """80 GB of a vendor are GiB, less what the error correction takes."""
+    for name, vendor in (("a100", 80), ("a100-40gb", 40), ("h100", 80), ("h200", 141), ("l4", 24)):
+        assert 0.9 * vendor <= find_device_class(name).memory_gib <= vendor
 
 
 def test_json_and_yaml_files_are_equal(tmp_path):
@@ -65,8 +71,11 @@ def test_groups_of_several_kinds():
         ({"device": "h100", "hosts": 9, "tiers": [*TIERS, TIERS[1]]}, "has no units"),
         ({"device": "h100", "tiers": [{"name": "x", "bandwidth_gb": -1}]}, "bandwidth_gb = -1"),
         ({"device": "h100", "tiers": [{"name": "x", "bandwith_gb": 1}]}, "did you mean 'bandwidth_gb'"),
-        ({"device": {"name": "x", "memory_gb": 1, "bandwidth_gb": 1, "tflops": {}}, "tiers": TIERS}, "no tflops"),
-        ({"device": {"name": "x", "memory_gb": 0, "bandwidth_gb": 1, "tflops": {"bf16": 1}}, "tiers": TIERS}, "memory"),
+        ({"device": {"name": "x", "memory_gib": 1, "bandwidth_gb": 1, "tflops": {}}, "tiers": TIERS}, "no tflops"),
+        (
+            {"device": {"name": "x", "memory_gib": 0, "bandwidth_gb": 1, "tflops": {"bf16": 1}}, "tiers": TIERS},
+            "memory",
+        ),
         ({"groups": [{"hosts": 3}], "tiers": TIERS}, "no group of hosts"),
         ([], "a cluster is an object"),
         ("h300", "did you mean 'h"),

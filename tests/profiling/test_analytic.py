@@ -123,8 +123,8 @@ def test_times_add_up_and_are_positive(some, name):
 @settings(deadline=None)
 @given(st.floats(0.05, 1.0), st.floats(0.05, 1.0), st.floats(0.5, 20.0))
 def test_calibration_finds_the_device_that_made_the_times(compute, memory, kernel_us):
-    truth = DeviceSpec("x", {"float32": 10.0}, 1.0, 500, 16, kernel_us, compute, memory)
-    guess = DeviceSpec("x", {"float32": 10.0}, 1.0, 500, 16, 3.0)
+    truth = DeviceSpec("x", {"float32": 10.0}, 1.0, 500, kernel_us, compute, memory)
+    guess = DeviceSpec("x", {"float32": 10.0}, 1.0, 500, 3.0)
     works = [
         KernelCounts((KernelWork("float32", True, 10**11, 10**5), KernelWork("float32", False, 0, 10**3))),
         KernelCounts((KernelWork("float32", False, 10, 10**9),)),

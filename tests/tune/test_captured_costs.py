@@ -73,5 +73,5 @@ def test_layers_by_their_names():
 
 def test_this_machine_divides_its_memory():
     two, four = local_cluster(2), local_cluster(4)
-    assert two.device.memory_gb == pytest.approx(2 * four.device.memory_gb)
+    assert two.device.memory_gib == pytest.approx(2 * four.device.memory_gib)
     assert two.devices == 2

@@ -70,7 +70,7 @@ def test_the_parts_add_up_and_faster_hardware_is_never_slower(config):
 @settings(max_examples=20, deadline=None)
 def test_what_fits_also_fits_into_more_memory(config, factor):
     cluster = H100.resized(config.devices)
-    larger = cluster.with_device(replace(cluster.device, memory_gb=cluster.device.memory_gb * factor))
+    larger = cluster.with_device(replace(cluster.device, memory_gib=cluster.device.memory_gib * factor))
     assert simulate(SMALL, larger, config).fits >= simulate(SMALL, cluster, config).fits
 
 
