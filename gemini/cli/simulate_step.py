@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from gemini.tune.layer_cost import CostModel
 
 SUMMARY = "predict time and memory of a training step on a cluster"
-_SWITCHES = ("sequence_parallel", "pure_bf16", "overlap_data", "fused_loss")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -58,13 +57,13 @@ def add_target_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_parallel_arguments(parser: argparse.ArgumentParser) -> None:
     """Add a flag per field of the parallel configuration."""
-    from gemini.tune.parallel_config import ParallelConfig
+    from gemini.tune.parallel_config import SWITCHES, ParallelConfig
 
     group = parser.add_argument_group("parallel configuration")
     readers: dict[str, Any] = {"int": int, "float": float, "str": str, "int | None": int}
     for entry in fields(ParallelConfig):
         flag, kind = "--" + entry.name.replace("_", "-"), str(entry.type)
-        if entry.name in _SWITCHES:
+        if entry.name in SWITCHES:
             group.add_argument(flag, action=argparse.BooleanOptionalAction, default=None)
         elif entry.name == "order":
             group.add_argument(flag, metavar="AXES", help="axes, innermost first: tensor,context,data,pipeline")

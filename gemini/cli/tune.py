@@ -225,15 +225,31 @@ def _write(args: argparse.Namespace, result: TuningResult, bar: ProgressBar) -> 
         write_tuning_page(result, args.html)
 
 
+def _explain(result: TuningResult, values: dict[str, Any]) -> str:
+    """Return why the best configuration with these values was not chosen, or why there is none."""
+    from gemini.errors import ConfigError
+    from gemini.nearest_name import remedy
+    from gemini.tune.simulation_request import config_fields
+
+    if unknown := [name for name in values if name not in config_fields()]:
+        raise UsageError(f"--explain: unknown field {unknown[0]!r}\n    → {remedy(unknown[0], config_fields())}")
+    among = {name: given for name, given in result.request.among.items() if name not in values}
+    fixed = {**result.request.fixed, **values}
+    named = ", ".join(f"{name} {value}" for name, value in values.items())
+    try:
+        request = replace(result.request, fixed=fixed, among=among, finalists=1, composed=0)
+        with ProgressBar() as bar:
+            return f"why not {named}\n  {result.compare(_search(request, bar).best)}"
+    except ConfigError as error:
+        return f"why not {named}\n  " + "\n  ".join(f"{fault.what}; {fault.remedy}" for fault in error.faults)
+
+
 def _print_notes(args: argparse.Namespace, result: TuningResult) -> None:
     from gemini.tune.run_settings import omitted_settings
 
     best = result.best
     if args.explain:
-        values = {**best.config.to_dict(), **_fields(args.explain.split(","))}
-        from gemini.tune.parallel_config import read_parallel
-
-        print(f"\n{result.explain(read_parallel(values, '--explain'))}")
+        print(f"\n{_explain(result, _fields(args.explain.split(',')))}")
     if args.output and not args.json:
         omitted = omitted_settings(best.config)
         print(f"\nwritten: {args.output}" + (f" (not part of it: {'; '.join(omitted)})" if omitted else ""))

@@ -27,14 +27,14 @@ def tree_all_reduce(group: RankGroup, nbytes: float) -> float:
     """Return the time of an all-reduce up and down a binary tree, pipelined in small pieces."""
     if group.ranks < 2:
         return 0.0
-    depth = sum(math.ceil(math.log2(ranks)) * latency for ranks, _, latency in group.levels())
+    depth = sum(math.ceil(math.log2(ranks)) * latency for ranks, _, latency in group.levels)
     return 2 * nbytes / group.ring_bandwidth + 2 * depth
 
 
 def hierarchical_all_reduce(group: RankGroup, nbytes: float) -> float:
     """Return the time of an all-reduce tier by tier: each tier works on the part of the tensor of the tier below."""
     total, part = 0.0, nbytes
-    for ranks, bandwidth, latency in group.levels():
+    for ranks, bandwidth, latency in group.levels:
         total += 2 * ((ranks - 1) / ranks * part / bandwidth + (ranks - 1) * latency)
         part /= ranks
     return total
@@ -80,7 +80,7 @@ def all_to_all(group: RankGroup, nbytes: float) -> float:
 
 def send(group: RankGroup, nbytes: float) -> float:
     """Return the time of a transfer between neighbours of the group, over the widest tier that it spans."""
-    spanned = group.levels()
+    spanned = group.levels
     if not spanned:
         return 0.0
     _, bandwidth, latency = spanned[-1]

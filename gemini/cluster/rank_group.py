@@ -13,6 +13,7 @@ same time, each rank has the bandwidth of one device, so a ring of k ranks on a 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from gemini.cluster.cluster_description import Cluster
 
@@ -27,7 +28,7 @@ class RankGroup:
     bandwidth: tuple[float, ...]
     latency: tuple[float, ...]
 
-    @property
+    @cached_property
     def ranks(self) -> int:
         """The number of ranks."""
         count = 1
@@ -35,7 +36,7 @@ class RankGroup:
             count *= part
         return count
 
-    @property
+    @cached_property
     def ring_bandwidth(self) -> float:
         """Return the bytes per second of a ring over all ranks: a unit with k ranks leaves it over k links."""
         inside, best = 1, float("inf")
@@ -45,7 +46,7 @@ class RankGroup:
             inside *= part
         return best
 
-    @property
+    @cached_property
     def ring_latency(self) -> float:
         """Return the mean latency of a hop of the ring."""
         hops, total, inside = self.ranks, 0.0, self.ranks
@@ -56,8 +57,9 @@ class RankGroup:
         widest = max((level for level, part in enumerate(self.fanout) if part > 1), default=0)
         return (total + inside * self.latency[widest]) / hops
 
+    @cached_property
     def levels(self) -> list[tuple[int, float, float]]:
-        """Return (ranks, bandwidth, latency) of the tiers that the group spans, innermost first."""
+        """(ranks, bandwidth, latency) of the tiers that the group spans, innermost first."""
         return [
             (part, bandwidth, latency)
             for part, bandwidth, latency in zip(self.fanout, self.bandwidth, self.latency)

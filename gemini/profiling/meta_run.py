@@ -2,6 +2,7 @@
 
 Nothing is computed or allocated. Meta tensors replace parameters while a module runs; the model is not changed. For a
 node that needs values (it reads one, or computes outside torch) only the sizes of arguments and results are known.
+Attention runs as one fused kernel, as on a device; torch itself takes it apart on the meta device.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.func import functional_call
+from torch.overrides import TorchFunctionMode
 
 from gemini.ir.graph import Graph
 from gemini.ir.node import MODULES, Node
@@ -25,6 +27,30 @@ from gemini.profiling.node_runner import IsolatedNode, count_isolated
 from gemini.profiling.node_tensors import MODEL_TENSORS, tensor_inputs, tensor_outputs, value_size, values_size
 
 META = torch.device("meta")
+
+
+class FusedAttention(TorchFunctionMode):  # type: ignore[misc]
+    """Runs attention on meta tensors as a fused kernel, which keeps no scores."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Replace a call of attention where a fused kernel exists for it."""
+        if func is torch.nn.functional.scaled_dot_product_attention:
+            return _fused_attention(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+def _fused_attention(  # noqa: PLR0917
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
+) -> Any:  # fmt: skip
+    is_fused = query.is_meta and query.dim() == 4 and query.shape[-1] == value.shape[-1]
+    if not is_fused or (attn_mask is not None and attn_mask.requires_grad):
+        return torch.nn.functional.scaled_dot_product_attention(
+            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        )
+    if enable_gqa:
+        key, value = (one.repeat_interleave(query.shape[1] // one.shape[1], 1) for one in (key, value))
+    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(query, key, value, 0.0, is_causal, scale=scale)[0]
 
 
 class MetaWalk(GraphWalk):
@@ -68,7 +94,7 @@ class MetaWalk(GraphWalk):
         """Enter the autograd modes of a node; parameters are not moved."""
         from gemini.ir.autograd_modes import RegionSwitch
 
-        with RegionSwitch() as switch, torch.device(META):
+        with RegionSwitch() as switch, torch.device(META), FusedAttention():
             if node.region is not None:
                 switch.to(node.region)
             yield

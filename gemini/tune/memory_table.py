@@ -68,7 +68,9 @@ def static_rows(config: ParallelConfig, parameters: float, expert: float, larges
     return rows
 
 
-def memory_table(config: ParallelConfig, stages: list[StageCost], activations: float, capacity: float) -> MemoryTable:
+def memory_table(
+    config: ParallelConfig, stages: list[StageCost], activations: float, capacity: float, device: int = 0
+) -> MemoryTable:
     """Return the table of one device, which has `stages` and holds `activations` at its peak."""
     parameters = sum(stage.parameters for stage in stages)
     expert = sum(stage.expert_parameters for stage in stages)
@@ -80,4 +82,4 @@ def memory_table(config: ParallelConfig, stages: list[StageCost], activations: f
         ("working set", working + received),
         ("margin", MARGIN * (activations + working)),
     ]
-    return MemoryTable(tuple((name, size) for name, size in rows if size), max(0.0, capacity - CONTEXT))
+    return MemoryTable(tuple((name, size) for name, size in rows if size), max(0.0, capacity - CONTEXT), device)

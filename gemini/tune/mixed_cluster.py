@@ -13,6 +13,7 @@ with n infeasible where the first stage of the class, which has most micro-batch
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -29,7 +30,9 @@ from gemini.tune.pipeline_run import run_pipeline
 from gemini.tune.rank_communication import RankCommunication
 from gemini.tune.search_space import Rejections
 from gemini.tune.stage_costs import StageBuilder, StageCost
-from gemini.tune.step_simulation import predict
+from gemini.tune.step_report import duration
+from gemini.tune.step_simulation import StepResult, predict
+from gemini.tune.tuner import tune
 from gemini.tune.tuning_request import TuningRequest
 from gemini.tune.tuning_result import TuningResult
 
@@ -81,12 +84,35 @@ def tune_mixed(request: TuningRequest, *, progress: Callable[[int, int, str], No
             continue
         if found.fits:
             results.append(found)
+    alone = [] if stopped else search_alone(request)
     if not results:
         listed = "; ".join(f"{reason} ({count})" for reason, count in rejections.counts.most_common(3))
         what = f"no pipeline over these device classes: {listed or 'their devices do not divide into equal stages'}"
-        raise ConfigError([Fault(what, "free a fixed degree, change the batch, or tune one class alone")], "tuning")
+        able = f"; {_describe_alone(alone[0])}" if alone else ""
+        raise ConfigError(
+            [Fault(what, f"free a fixed degree, change the batch, or tune one class alone{able}")], "tuning"
+        )
     results.sort(key=lambda one: one.seconds)
-    return TuningResult(request, tuple(results), tuple(results), rejections, time.perf_counter() - began, stopped)
+    notes = [_describe_alone(one) for one in alone if one.seconds < results[0].seconds]
+    took = time.perf_counter() - began
+    return TuningResult(request, tuple(results), tuple(results), rejections, took, stopped, notes=tuple(notes))
+
+
+def search_alone(request: TuningRequest) -> list[StepResult]:
+    """Return the best configuration of every group alone, fastest first: slow devices can delay fast ones."""
+    found = []
+    for group in request.cluster.groups:
+        cluster = replace(request.cluster, groups=(group,))
+        fixed = {name: value for name, value in request.fixed.items() if name not in ("devices", "pipeline")}
+        with contextlib.suppress(GeminiError):
+            one = replace(request, cluster=cluster, fixed=fixed, max_devices=None, finalists=3, composed=0)
+            found.append(tune(one).best)
+    return sorted(found, key=lambda one: one.seconds)
+
+
+def _describe_alone(result: StepResult) -> str:
+    what = f"{result.config.devices} × {result.cluster.device_names} alone"
+    return f"{what} take {duration(result.seconds)}: {result.config.label()}"
 
 
 def _search_order(request: TuningRequest, groups: Sequence[HostGroup], rejections: Rejections) -> list[_Candidate]:

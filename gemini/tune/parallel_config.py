@@ -24,6 +24,7 @@ OPTIMIZERS = {"adam": 12.0, "adam_bf16": 4.0, "momentum": 8.0, "sgd": 4.0}
 """Bytes per parameter of the optimizer's state, a single-precision copy of the weights included (not for adam_bf16)."""
 KERNELS = ("eager", "fused", "compiled")
 ATTENTION = ("flash", "tuned", "triton")
+SWITCHES = ("sequence_parallel", "pure_bf16", "overlap_data", "fused_loss")
 _DEGREES = ("tensor", "context", "expert", "pipeline", "chunks", "micro_batch", "batch", "devices")
 
 
@@ -87,9 +88,16 @@ class ParallelConfig:
         faults = []
         if self.zero not in (0, 1, 2, 3):
             faults.append(Fault(f"zero = {self.zero!r}", "give 0, 1, 2 or 3"))
-        if not 0 <= self.tensor_overlap <= 1:
+        for name in SWITCHES:
+            if not isinstance(getattr(self, name), bool):
+                faults.append(Fault(f"{name} = {getattr(self, name)!r}", "give true or false"))
+        for name in ("precision", "schedule"):
+            if not isinstance(getattr(self, name), str):
+                faults.append(Fault(f"{name} = {getattr(self, name)!r}", "give a name"))
+        share = self.tensor_overlap
+        if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 <= share <= 1:
             faults.append(Fault(f"tensor_overlap = {self.tensor_overlap!r}", "give a share from 0 to 1"))
-        if sorted(self.order) != sorted(AXES):
+        if sorted(map(str, self.order)) != sorted(AXES):
             faults.append(Fault(f"order = {list(self.order)}", f"give the axes {', '.join(AXES)}, innermost first"))
         count = self.recompute_layers
         if count is not None and (not isinstance(count, int) or isinstance(count, bool) or count < 0):
@@ -192,6 +200,23 @@ def read_parallel(data: Any, source: str = "parallel configuration") -> Parallel
     if faults:
         raise ConfigError(faults, source)
     return ParallelConfig(**data)
+
+
+def field_faults(name: str, value: Any) -> list[Fault]:
+    """Return the faults of one field, with others that contradict no value of it."""
+    count = value if _is_count(value) else 1
+    rest: dict[str, Any] = {"devices": 1, "batch": 1}
+    if name in ("tensor", "context", "pipeline", "expert", "devices"):
+        rest = {"devices": count, "batch": count}
+    elif name in ("batch", "micro_batch"):
+        rest["batch"] = count
+    elif name == "chunks":
+        rest |= {"devices": 2, "pipeline": 2}
+    try:
+        ParallelConfig(**{**rest, name: value})
+    except ConfigError as error:
+        return list(error.faults)
+    return []
 
 
 def _is_count(value: object) -> bool:

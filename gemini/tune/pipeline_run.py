@@ -46,19 +46,24 @@ class PipelineRun:
 
 def check_schedule(config: ParallelConfig) -> None:
     """Raise where the schedule does not exist for these degrees."""
+    if config.plan_name not in LIBRARY:
+        fault = Fault(f"unknown schedule {config.plan_name!r}", remedy(config.plan_name, [*LIBRARY, "auto"]))
+        raise ConfigError([fault], "parallel configuration")
+    if found := schedule_faults(config):
+        raise ConfigError([Fault(found[0], "change that degree, or take another schedule")], "parallel configuration")
+
+
+def schedule_faults(config: ParallelConfig) -> list[str]:
+    """Return why a schedule of the library does not exist for these degrees; empty where it does."""
     name = config.plan_name
-    if name not in LIBRARY:
-        fault = Fault(f"unknown schedule {name!r}", remedy(name, [*LIBRARY, "auto"]))
-        raise ConfigError([fault], "parallel configuration")
     entry = LIBRARY[name]
-    chunked = PLACEMENTS[entry.placement].chunked
-    needed = entry.chunks or (config.chunks if chunked else 1)
+    needed = entry.chunks or (config.chunks if PLACEMENTS[entry.placement].chunked else 1)
     if config.chunks != needed:
-        fault = Fault(f"chunks = {config.chunks} with {name}", f"give chunks {needed}, or another schedule")
-        raise ConfigError([fault], "parallel configuration")
+        return [f"chunks = {config.chunks} with {name}, which has {needed}"]
     if not entry.admits(config.pipeline, config.micro_batches, config.chunks):
         what = f"{name} for pipeline {config.pipeline}, {config.micro_batches} micro-batches, {config.chunks} chunks"
-        raise ConfigError([Fault(what, f"it needs {entry.admissible}")], "parallel configuration")
+        return [f"{what}: it needs {entry.admissible}"]
+    return []
 
 
 def run_pipeline(config: ParallelConfig, stages: Sequence[StageCost], hop: float) -> PipelineRun:

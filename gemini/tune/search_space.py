@@ -18,6 +18,7 @@ from gemini.schedule.library import LIBRARY
 from gemini.tune.layer_cost import CostModel
 from gemini.tune.memory_table import CONTEXT, static_rows
 from gemini.tune.parallel_config import AXES, RECOMPUTE, ParallelConfig
+from gemini.tune.pipeline_run import schedule_faults
 from gemini.tune.stage_costs import spread_layers
 from gemini.tune.tuning_request import TuningRequest
 
@@ -106,6 +107,8 @@ def _admits(model: CostModel, config: ParallelConfig, rejections: Rejections) ->
     found = model.faults(config)
     if config.stages > model.layers + 2:
         found = [*found, f"more stages than the {model.layers} layers, embedding and head"]
+    if not found and config.pipeline > 1:
+        found = schedule_faults(config)
     if found:
         rejections.add(found[0], config.label())
     return not found
@@ -165,8 +168,10 @@ def has_scores(model: CostModel) -> bool:
 def _schedules(request: TuningRequest, pipeline: int, chunks: int, count: int) -> Iterable[str]:
     if pipeline == 1:
         return ("auto",)
-    wanted = _values(request, "schedule", ("auto",) if chunks > 1 else ("1f1b", "zb_h1"))
-    return [name for name in wanted if name not in LIBRARY or LIBRARY[name].admits(pipeline, count, chunks)]
+    if {"schedule"} & {*request.fixed, *request.among}:
+        return _values(request, "schedule", ())
+    default = ("auto",) if chunks > 1 else ("1f1b", "zb_h1")
+    return [name for name in default if name == "auto" or LIBRARY[name].admits(pipeline, count, chunks)]
 
 
 # ── memory ───────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -10,7 +10,7 @@ from gemini.atomic_files import write_whole
 from gemini.errors import MissingEngineError
 from gemini.tune.stage_costs import StageCost
 from gemini.tune.step_pictures import memory_picture, parts_picture, timeline_picture
-from gemini.tune.step_report import duration, size
+from gemini.tune.step_report import duration, number, size
 from gemini.tune.step_simulation import StepResult
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ def write_step_page(result: StepResult, path: str | Path) -> Path:
         stages=group_stages(result.stages),
         config=result.config.to_dict(),
         duration=duration,
+        number=number,
         size=size,
     )
     write_whole(Path(path), text)

@@ -92,27 +92,39 @@ def timeline_picture(result: StepResult) -> str:
     return _svg(figure, plot)
 
 
-def frontier_picture(results: Sequence[StepResult], chosen: StepResult, frontier: Sequence[StepResult]) -> str:
-    """Return memory against time of the configurations of a search, with those that no other one beats in both."""
+def frontier_picture(
+    results: Sequence[StepResult], chosen: StepResult, frontier: Sequence[StepResult], axis: str = "memory"
+) -> str:
+    """Return time against memory (or money) of a search, with those that no other one beats in both."""
     plot = _pyplot("drawing the frontier")
     figure, axes = plot.subplots(figsize=(9.4, 4.2))
+
+    def amount(one: StepResult) -> float:
+        return one.money if axis == "money" else one.memory.total / 2**30
+
     axes.scatter(
-        [one.memory.total / 2**30 for one in results], [one.seconds for one in results], s=9, color="#b6c2cf",
+        list(map(amount, results)), [one.seconds for one in results], s=9, color="#b6c2cf",
         label="configurations that fit", linewidths=0,
     )  # fmt: skip
-    line = sorted(frontier, key=lambda one: one.memory.total)
+    line = sorted(frontier, key=amount)
     axes.step(
-        [one.memory.total / 2**30 for one in line], [one.seconds for one in line], where="post", color="#2f6f9f",
-        linewidth=1.3, marker="o", markersize=4, label="frontier: no other is faster with as much memory",
+        list(map(amount, line)), [one.seconds for one in line], where="post", color="#2f6f9f", linewidth=1.3,
+        marker="o", markersize=4, label=f"frontier: no other is faster with as much {axis}",
     )  # fmt: skip
     axes.scatter(
-        [chosen.memory.total / 2**30], [chosen.seconds], s=90, marker="*", color=_LIMIT, zorder=5,
+        [amount(chosen)], [chosen.seconds], s=90, marker="*", color=_LIMIT, zorder=5,
         label=f"chosen: {duration(chosen.seconds)}",
     )  # fmt: skip
-    axes.axvline(chosen.memory.capacity / 2**30, color=_LIMIT, linewidth=1, linestyle="--", label="memory of a device")
-    best = min(one.seconds for one in results)
-    axes.set_ylim(best * 0.93, min(max(one.seconds for one in results) * 1.03, best * 3))
-    axes.set_xlabel("memory of a device, GiB", color=_FAINT, fontsize=9)
+    if axis == "memory":
+        capacity = chosen.memory.capacity / 2**30
+        axes.axvline(capacity, color=_LIMIT, linewidth=1, linestyle="--", label="memory of a device")
+    else:
+        least = min(map(amount, results))
+        axes.set_xlim(least * 0.93, min(max(map(amount, results)) * 1.03, least * 4))
+    fastest = min(one.seconds for one in results)
+    slowest = max(one.seconds for one in (*line, chosen))
+    axes.set_ylim(fastest * 0.93, min(max(one.seconds for one in results) * 1.03, max(fastest * 3, slowest * 1.1)))
+    axes.set_xlabel("price of a step" if axis == "money" else "memory of a device, GiB", color=_FAINT, fontsize=9)
     axes.set_ylabel("step, seconds", color=_FAINT, fontsize=9)
     _bare(axes)
     axes.legend(frameon=False, fontsize=9, loc="upper right")

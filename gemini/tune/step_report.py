@@ -31,7 +31,7 @@ def step_text(result: StepResult) -> str:
         f"  {config.label()}, {config.precision}",
         "",
         f"step          {duration(result.seconds)}",
-        f"throughput    {rate:,.0f} {unit}/s, {rate / config.devices:,.0f} per device",
+        f"throughput    {number(rate)} {unit}/s, {number(rate / config.devices)} per device",
         f"utilization   MFU {result.mfu:.1%}, HFU {result.hfu:.1%}",
         "",
         "time of the busiest device",
@@ -54,14 +54,13 @@ def step_text(result: StepResult) -> str:
 
 def _cost_lines(result: StepResult) -> list[str]:
     lines = []
-    tokens = result.tokens / 1e9
+    many, what = (1e9, "10⁹ tokens") if result.tokens != result.config.batch else (1e6, "10⁶ samples")
+    amount = result.tokens / many
     if result.money:
-        lines.append(f"price         {result.money:.4g} per step, {result.money / tokens:,.2f} per 10⁹ tokens")
+        lines.append(f"price         {result.money:.4g} per step, {result.money / amount:,.2f} per {what}")
     if result.joules:
         energy = result.joules / _JOULES_PER_KWH
-        lines.append(
-            f"energy        {energy:.4g} kWh per step, {energy / tokens:,.1f} kWh per 10⁹ tokens, at full power"
-        )
+        lines.append(f"energy        {energy:.4g} kWh per step, {energy / amount:,.1f} kWh per {what}, at full power")
     return ["", *lines] if lines else []
 
 
@@ -86,6 +85,11 @@ def step_json(result: StepResult) -> dict[str, Any]:
         "money_per_step": result.money or None,
         "joules_per_step": result.joules or None,
     }
+
+
+def number(value: float) -> str:
+    """Return a rate with at least three digits."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def duration(seconds: float) -> str:

@@ -10,7 +10,7 @@ step  =  micro-batches by the schedule  +  exposed gradient reduction  +  optimi
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 
 from gemini.cluster.cluster_description import Cluster
@@ -115,9 +115,10 @@ def check_configuration(model: CostModel, cluster: Cluster, config: ParallelConf
         faults.append(Fault(what, f"give at most {model.layers + 2}"))
     if (config.recompute_layers or 0) > model.layers:
         faults.append(Fault(f"recompute_layers = {config.recompute_layers} of {model.layers}", "give at most as many"))
-    if config.precision not in cluster.device.tflops:
-        known = ", ".join(sorted(cluster.device.tflops))
-        faults.append(Fault(f"{cluster.device.name} has no rate for precision {config.precision!r}", f"give {known}"))
+    for device in dict.fromkeys(group.device for group in cluster.groups):
+        if config.precision not in device.tflops:
+            known = ", ".join(sorted(device.tflops))
+            faults.append(Fault(f"{device.name} has no rate for precision {config.precision!r}", f"give {known}"))
     if faults:
         raise ConfigError(faults, "simulation")
     if config.pipeline > 1:
@@ -134,7 +135,7 @@ def predict(  # noqa: PLR0917
 ) -> StepResult:
     """Predict a step; `pipeline` gives the time of the micro-batches, `places` the device class of each stage place."""
     links = RankCommunication(cluster, config)
-    devices = list(places) or [slowest_device(cluster)] * config.pipeline
+    devices = list(places) or [weakest_device(cluster, config.precision)] * config.pipeline
     counts = tuple(layout) or spread_layers(model.layers, config.stages)
     builders = {device: StageBuilder(model, config, device, links) for device in dict.fromkeys(devices)}
     built = {device: builder.stages(counts) for device, builder in builders.items()}
@@ -145,22 +146,38 @@ def predict(  # noqa: PLR0917
     parts = _pipeline_parts(config, held, run, hop)
     exposed, update = _after_backward(builders[devices[0]], devices, links, held)
     parts["gradients"], parts["optimizer"] = exposed, update
-    tables = [memory_table(config, held[at], run.peaks[at], devices[at].memory_bytes) for at in range(len(held))]
-    worst = max(range(len(tables)), key=lambda at: tables[at].total / max(1.0, tables[at].capacity))
-    table = MemoryTable(tables[worst].rows, tables[worst].capacity, worst)
+    table = _fullest_device(config, devices, held, run.peaks)
     once = sum(3 * stage.flops for stage in stages)
     repeated = sum(stage.recomputed_flops for stage in stages) / once if once else 0.0
     operations = model.model_flops(config.batch)
-    peak = sum(device.flops(config.precision) for device in devices) / len(devices)
+    peak = sum(group.devices * group.device.flops(config.precision) for group in cluster.groups) / cluster.devices
     return StepResult(
         model.name, cluster, config, run.seconds + exposed + update, parts, table, config.batch * model.sequence,
         operations, operations * (1 + repeated), peak, run, stages, tuple(layout), tuple(d.name for d in places),
     )  # fmt: skip
 
 
-def slowest_device(cluster: Cluster) -> DeviceClass:
-    """Return the class that a synchronous step waits for."""
-    return min((group.device for group in cluster.groups), key=lambda device: max(device.tflops.values()))
+def weakest_device(cluster: Cluster, precision: str) -> DeviceClass:
+    """Return what a step that is equal on all devices waits for: the slowest class, with the least memory of all."""
+    devices = [group.device for group in cluster.groups]
+    slowest = min(devices, key=lambda device: device.flops(precision))
+    memory, bandwidth = min(d.memory_gib for d in devices), min(d.bandwidth_gb for d in devices)
+    if (memory, bandwidth) == (slowest.memory_gib, slowest.bandwidth_gb):
+        return slowest
+    return replace(slowest, memory_gib=memory, bandwidth_gb=bandwidth)
+
+
+def _fullest_device(
+    config: ParallelConfig, devices: Sequence[DeviceClass], held: list[list[StageCost]], peaks: Sequence[float]
+) -> MemoryTable:
+    """Return the table of the device that lacks most; of those with equal stages, that with most activations."""
+    places: dict[tuple[object, ...], int] = {}
+    for at, own in enumerate(held):
+        key = (id(devices[at]), *map(id, own))
+        if key not in places or peaks[at] > peaks[places[key]]:
+            places[key] = at
+    tables = [memory_table(config, held[at], peaks[at], devices[at].memory_bytes, at) for at in places.values()]
+    return max(tables, key=lambda table: (table.total / max(1.0, table.capacity), -table.device))
 
 
 def _pipeline_parts(
@@ -184,7 +201,8 @@ def _after_backward(
     """Return the exposed reduction of gradients (gathers of ZeRO-1 and 2 included) and the optimizer's time."""
     config = links.config
     exposed = update = 0.0
-    for own, device in zip(held, devices):
+    different = {(id(device), *map(id, own)): (own, device) for own, device in zip(held, devices)}
+    for own, device in different.values():
         parameters, expert = sum(s.parameters for s in own), sum(s.expert_parameters for s in own)
         spread = parameters / config.shards + expert / max(1, config.shards // config.expert)
         local = spread if config.zero >= 1 and config.shards > 1 else parameters + expert

@@ -128,20 +128,22 @@ def broken_limit(request: TuningRequest, result: StepResult) -> str:
 def simulate_finalists(request: TuningRequest, found: list[StepResult], report: Progress) -> list[StepResult]:
     """Return the best by closed form, predicted by their real schedules and ranked again."""
     ranked: list[StepResult] = []
-    finalists = found[: request.finalists]
     began = time.perf_counter()
-    for index, estimated in enumerate(finalists):
-        if index >= _LEAST_SIMULATED and time.perf_counter() - began > request.simulate_seconds:
+    for index, estimated in enumerate(found):
+        late = index >= _LEAST_SIMULATED and time.perf_counter() - began > request.simulate_seconds
+        if ranked and (late or index >= request.finalists):  # the closed form can be too optimistic
             break
-        report(index, len(finalists), "simulate the best")
+        report(min(index, request.finalists), request.finalists, "simulate the best")
         result = _simulate(request, estimated)
         if result is not None and result.fits:
             ranked.append(result)
     if not ranked:
-        return finalists
+        fault = Fault(f"none of {len(found)} configurations fits with its schedule", "use more or larger devices")
+        raise ConfigError([fault], "tuning")
     ranked.sort(key=lambda one: score(request, one))
     budget = request.compose_seconds / max(1, request.composed)
-    for index, result in enumerate(ranked[: request.composed]):
+    chosen = {"schedule"} & {*request.fixed, *request.among}  # by the user
+    for index, result in enumerate(() if chosen else ranked[: request.composed]):
         report(index, request.composed, "compose schedules")
         better = compose_schedule(request.model, result, budget)
         known = {one.config.label() for one in ranked}

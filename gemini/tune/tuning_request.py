@@ -15,8 +15,9 @@ from typing import Any
 from gemini.cluster.cluster_description import Cluster
 from gemini.errors import ConfigError, Fault
 from gemini.nearest_name import remedy
+from gemini.schedule.library import LIBRARY
 from gemini.tune.layer_cost import CostModel
-from gemini.tune.parallel_config import ParallelConfig
+from gemini.tune.parallel_config import ParallelConfig, field_faults
 
 SEARCHED = (
     "tensor",
@@ -72,6 +73,14 @@ class TuningRequest:
             for name in self.fixed
             if name in self.among
         ]
+        given = [*self.fixed.items(), *((name, value) for name, values in self.among.items() for value in values)]
+        for name, value in given:
+            if name in names and (found := field_faults(name, value)):
+                faults.append(found[0])
+            elif name == "schedule" and value not in LIBRARY and value != "auto":
+                faults.append(Fault(f"unknown schedule {value!r}", remedy(str(value), [*LIBRARY, "auto"])))
+            elif name == "precision":
+                faults += _precision_faults(self.cluster, value)
         for name in ("batch", "max_devices", "max_replicas", "finalists"):
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
@@ -84,7 +93,7 @@ class TuningRequest:
             faults.append(Fault(f"objective = {self.objective!r}", "choose from time, money"))
         if self.memory_share > 1:
             faults.append(Fault(f"memory_share = {self.memory_share}", "give a share up to 1"))
-        return faults + self._contradictions()
+        return faults or self._contradictions()
 
     def _contradictions(self) -> list[Fault]:
         faults = []
@@ -126,3 +135,11 @@ class TuningRequest:
             hosts *= 2
         last = self.max_devices // per_host * per_host
         return sorted({*counts, last} if last else set(counts))
+
+
+def _precision_faults(cluster: Cluster, precision: str) -> list[Fault]:
+    return [
+        Fault(f"{device.name} has no rate for precision {precision!r}", remedy(str(precision), sorted(device.tflops)))
+        for device in dict.fromkeys(group.device for group in cluster.groups)
+        if precision not in device.tflops
+    ]

@@ -40,11 +40,15 @@ class TuningResult:
         """The chosen configuration."""
         return self.ranked[0]
 
-    def frontier(self) -> list[StepResult]:
-        """Return the configurations that no other one beats in both time and memory, fastest first."""
+    def frontier(self, axis: str = "memory") -> list[StepResult]:
+        """Return the configurations that no other one beats in both time and memory (or money), fastest first."""
+
+        def amount(one: StepResult) -> float:
+            return one.money if axis == "money" else one.memory.total
+
         line: list[StepResult] = []
-        for one in sorted(self.found, key=lambda result: (result.seconds, result.memory.total)):
-            if not line or one.memory.total < line[-1].memory.total * 0.995:
+        for one in sorted(self.found, key=lambda result: (result.seconds, amount(result))):
+            if not line or amount(one) < amount(line[-1]) * 0.995:
                 line.append(one)
         return line
 
@@ -84,16 +88,20 @@ class TuningResult:
     def explain(self, config: ParallelConfig) -> str:
         """Return why a configuration was not chosen."""
         check_configuration(self.request.model, self.best.cluster, config)
-        result = estimate(self.request.model, self.best.cluster, config)
+        return self.compare(estimate(self.request.model, self.best.cluster, config))
+
+    def compare(self, result: StepResult) -> str:
+        """Return why another prediction was not chosen."""
+        label = result.config.label()
         if not result.fits:
             need, have = size(result.memory.total), size(result.memory.capacity)
             held = max(result.memory.rows, key=lambda row: row[1])
-            return f"{config.label()}: needs {need} per device of {have}, most of it {held[0]} ({size(held[1])})"
+            return f"{label}: needs {need} per device of {have}, most of it {held[0]} ({size(held[1])})"
         slower = result.seconds / self.best.seconds - 1
         terms = _terms(self.best, result)
         if slower < _NOTABLE:
-            return f"{config.label()}: as fast as the chosen one ({slower:+.1%})"
-        return f"{config.label()}: fits, {slower:.1%} slower than the chosen one" + (f" ({terms})" if terms else "")
+            return f"{label}: as fast as the chosen one ({slower:+.1%})"
+        return f"{label}: fits, {slower:.1%} slower than the chosen one" + (f" ({terms})" if terms else "")
 
     # ── text and data ────────────────────────────────────────────────────────────────────────────────────────────────
     def table(self, rows: int = 10) -> str:

@@ -92,6 +92,26 @@ def test_data_dependent_nodes_are_counted_on_real_values():
     assert all(cost.flops for cost in profile(capture(router, (torch.empty(3, 4, device="meta"),)), analytic="h100"))
 
 
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(32, 96)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).view(*x.shape[:2], 3, 2, 16).permute(2, 0, 3, 1, 4)
+        return nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_attention_is_one_kernel_that_keeps_no_scores(device):
+    def saved(length):
+        with torch.device(device):
+            model, x = Attention(), torch.zeros(1, length, 32)
+        return profile(capture(model, (x,)), (x,), analytic="h100").saved_mb()
+
+    assert saved(512) == pytest.approx(2 * saved(256), rel=0.05)
+
+
 def test_unknown_descriptions_list_the_known():
     graph = capture(nn.Sequential(nn.ReLU()), (torch.ones(2),))
     with pytest.raises(ProfileError, match=r"did you mean 'h100'\?.*a100"):

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gemini.cluster import Cluster, load_cluster
+from gemini.cluster import Cluster, load_cluster, read_cluster
 from gemini.errors import ConfigError
 from gemini.tune import ParallelConfig, Transformer, TransformerCosts, find_transformer, simulate
 from gemini.tune.step_report import step_json, step_text
@@ -140,6 +140,19 @@ def test_prices_and_energy():
     assert "price" in text
     assert "fits" in text
     assert step_json(found)["money_per_step"] == found.money
+
+
+def test_equal_work_on_unequal_devices_waits_for_the_slowest_and_fits_the_smallest():
+    groups = [{"device": name, "hosts": 1, "devices_per_host": 4} for name in ("a100", "l40s")]
+    tiers = [tier.to_dict() for tier in H100.tiers]
+    mixed = read_cluster({"groups": groups, "tiers": tiers})
+    config = ParallelConfig(devices=8, batch=8)
+    found = simulate(SMALL, mixed, config)
+    alone = [simulate(SMALL, replace(mixed, groups=(replace(one, hosts=2),)), config) for one in mixed.groups]
+    assert found.seconds >= max(one.seconds for one in alone) * (1 - 1e-9)
+    assert found.memory.capacity == min(one.memory.capacity for one in alone)
+    with pytest.raises(ConfigError, match="v100 has no rate for precision 'bf16'"):
+        simulate(SMALL, read_cluster({"groups": [groups[0], {**groups[1], "device": "v100"}], "tiers": tiers}), config)
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ def test_no_configuration_of_a_small_space_is_faster():
 def test_published_configurations_rank_in_the_top_tenth(name, cluster, batch, fixed, hand):
     model = TransformerCosts(find_transformer(name))
     devices = load_cluster(cluster).resized(hand["devices"])
-    found = tune(TuningRequest(model, devices, batch, fixed, composed=0))
+    found = tune(TuningRequest(model, devices, batch, fixed, composed=0, finalists=5))
     config = ParallelConfig(batch=batch, **fixed, **hand)
     assert estimate(model, devices, config).fits
     assert found.rank_of(config) <= 0.10
@@ -77,6 +77,13 @@ def test_fixed_degrees_and_sets_are_kept():
     assert {one.config.tensor for one in found.found} == {2}
     assert {one.config.micro_batch for one in found.found} <= {2, 4}
     assert {one.config.schedule for one in found.found if one.config.pipeline > 1} == {"gpipe"}
+
+
+def test_a_fixed_schedule_is_kept_to_the_end():
+    found = tune(TuningRequest(SMALL, H100, 32, {"pipeline": 4, "schedule": "gpipe"}))
+    assert {one.config.schedule for one in found.ranked} == {"gpipe"}
+    with pytest.raises(ConfigError, match="chunks = 2 with 1f1b"):
+        tune(TuningRequest(SMALL, H100, 32, {"chunks": 2, "schedule": "1f1b"}))
 
 
 def test_device_counts_limits_and_money():
@@ -135,6 +142,10 @@ def test_a_model_that_fits_nowhere_names_the_least_devices_that_would():
         ({"max_money": 5.0, "tokens": 1e9}, "devices without a price"),
         ({"max_hours": 5.0}, "without its length"),
         ({"fixed": {"pipeline": 1, "chunks": 2}}, "chunks 2 with pipeline 1"),
+        ({"fixed": {"schedule": "zb_h3"}}, "did you mean 'zb_h2'"),
+        ({"fixed": {"precision": "fp4"}}, "no rate for precision 'fp4'"),
+        ({"fixed": {"zero": 7}, "among": {"micro_batch": (1, "x")}}, r"zero = 7[\s\S]*micro_batch = 'x'"),
+        ({"fixed": {"devices": "x", "sequence_parallel": "maybe"}}, r"devices = 'x'[\s\S]*give true or false"),
         ({"max_devices": 0, "memory_share": 2}, r"max_devices = 0[\s\S]*memory_share = 2"),
     ],
 )
@@ -221,3 +232,13 @@ def test_no_pipeline_over_the_classes_is_one_error():
     model = TransformerCosts(find_transformer("llama3-405b"))
     with pytest.raises(ConfigError, match="no pipeline over these device classes"):
         tune_mixed(TuningRequest(model, mixed, 32))
+
+
+def test_slow_devices_that_delay_fast_ones_are_noted():
+    groups = [
+        {"device": "h100", "hosts": 2, "devices_per_host": 8},
+        {"device": "v100", "hosts": 1, "devices_per_host": 2},
+    ]
+    mixed = read_cluster({"name": "mixed", "groups": groups, "tiers": TIERS})
+    found = tune_mixed(TuningRequest(SMALL, mixed, 32, {"precision": "fp16"}))
+    assert "16 × h100 alone" in found.table()
