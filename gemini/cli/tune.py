@@ -32,13 +32,13 @@ if TYPE_CHECKING:
     from gemini.tune.tuning_result import TuningResult
 
 SUMMARY = "search for the best configuration of a training step"
+TAKES_PROGRAM_ARGUMENTS = True  # those of the script, after --
 _LISTS = ("order",)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `gemini tune`."""
     parser.add_argument("target", nargs="?", metavar="SCRIPT|MODULE:FUNCTION", help="tune this on this machine")
-    parser.add_argument("arguments", nargs="*", metavar="ARG", help="arguments of the script, after --")
     add_target_arguments(parser)
     search = parser.add_argument_group("search")
     search.add_argument("--devices", type=int, metavar="N", help="number of devices (default: those of the cluster)")
@@ -147,7 +147,7 @@ def _capture_local(args: argparse.Namespace) -> CapturedCosts:
 
     with tempfile.TemporaryDirectory(prefix="gemini-tune-") as folder:
         out = Path(folder) / "costs.json"
-        command = [sys.executable, "-m", "gemini.cli.tune_worker", "capture", str(out), args.target, *args.arguments]
+        command = [sys.executable, "-m", "gemini.cli.tune_worker", "capture", str(out), args.target, *args.program_arguments]
         done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, check=False)
         if not out.is_file():
             last = done.stderr.decode(errors="replace").strip().splitlines()[-1:] or ["it trained no torch model"]
@@ -202,7 +202,7 @@ def _run_trials(args: argparse.Namespace, result: TuningResult, bar: ProgressBar
     from gemini.tune.trial_runs import TrialTarget, run_trials
 
     bar.step(f"run the best {args.measure}")
-    return run_trials(result, TrialTarget(args.target, tuple(args.arguments), args.steps), args.measure)
+    return run_trials(result, TrialTarget(args.target, tuple(args.program_arguments), args.steps), args.measure)
 
 
 def _write(args: argparse.Namespace, result: TuningResult, bar: ProgressBar) -> None:
