@@ -147,7 +147,15 @@ def _capture_local(args: argparse.Namespace) -> CapturedCosts:
 
     with tempfile.TemporaryDirectory(prefix="gemini-tune-") as folder:
         out = Path(folder) / "costs.json"
-        command = [sys.executable, "-m", "gemini.cli.tune_worker", "capture", str(out), args.target, *args.program_arguments]
+        command = [
+            sys.executable,
+            "-m",
+            "gemini.cli.tune_worker",
+            "capture",
+            str(out),
+            args.target,
+            *args.program_arguments,
+        ]
         done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, check=False)
         if not out.is_file():
             last = done.stderr.decode(errors="replace").strip().splitlines()[-1:] or ["it trained no torch model"]
