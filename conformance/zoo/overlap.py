@@ -22,7 +22,7 @@ import torch
 
 from conformance.zoo import results, workers
 from conformance.zoo.overlap_table import table
-from conformance.zoo.overlap_verdict import judge
+from conformance.zoo.overlap_verdict import judge, sharded_steps
 from conformance.zoo.run import _quiet
 from conformance.zoo.verdict import Animal
 from gemini.runtime.call_outcome import CallPath
@@ -69,7 +69,7 @@ def _sweep(options: argparse.Namespace) -> None:
             break
         row = judge(
             animal, pool, build=options.build_seconds, limit=options.seconds, hint=hints.get(animal.name),
-            schedule=schedule, shards=options.shards,
+            steps=sharded_steps(schedule, options.workers, options.shards),
         )  # fmt: skip
         row.update(name=key, model=animal.name)
         results.append(options.results, row)

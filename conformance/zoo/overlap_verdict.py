@@ -1,5 +1,7 @@
 """Judging one model whose steps run by a plan: five SGD steps in four micro-batches against one process.
 
+On shards three steps of AdamW, in one micro-batch where they are the only stage.
+
 Compared are the losses of all steps, gradients of every step, weights and buffers at the end, and the state of the
 generator: dropout is on. In float64 where the model has kernels for it, to 1e-9, a loss that the model takes in float32
 to four times its last bit; else in float32, losses to 1e-5 and the rest to 1e-4. A gradient is measured by its own
@@ -21,7 +23,7 @@ from __future__ import annotations
 
 import random
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -44,14 +46,32 @@ from gemini.runtime.pool.worker_pool import WorkerPool
 from gemini.runtime.run_journal import ModelJournal
 from tests.training import difference
 
-STEPS, PIECES, RATE = 5, 4, 1e-3
+RATE = 1e-3
 ROUNDED = 1e-5  # where float64 models compute in float32
 COARSE = 0.1  # and what a gradient is measured by at least, of the largest: a weight near -1 is rounded as 1 + weight
 NUDGES, AS_MUCH = 3, 10  # trainings from other last bits, and how much more than they a noisy tensor may differ
-MOVED = STEPS * RATE  # how far the steps move a weight whose gradient is 1
+MOVED = 5 * RATE  # how far the steps move a weight whose gradient is 1
 LIMITS = {torch.float64: (1e-9, 1e-9), torch.float32: (1e-5, 1e-4)}
 Trained = dict[str, torch.Tensor | None]
 _FIRST = "the first call "
+
+
+@dataclass(frozen=True)
+class Steps:
+    """How a model is trained, and by which plan."""
+
+    schedule: str = "auto"
+    shards: int = 1
+    pieces: int = 4
+    optimizer: type[torch.optim.Optimizer] = torch.optim.SGD
+    count: int = 5
+
+
+def sharded_steps(schedule: str, workers: int, shards: int) -> Steps:
+    """Return the steps of a sweep on so many workers, of which so many share a stage."""
+    if shards == 1:
+        return Steps(schedule)
+    return Steps(schedule, shards, 1 if shards == workers else 4, torch.optim.AdamW, 3)
 
 
 def objective(output: Any) -> torch.Tensor:
@@ -72,13 +92,12 @@ def judge(
     *,
     build: int,
     limit: int,
+    steps: Steps,
     hint: Any = None,
-    schedule: str = "auto",
-    shards: int = 1,
 ) -> results.Row:
     """The row of one model."""
     row: results.Row = {
-        "cls": animal.cls, "status": "not buildable", "reason": "", "workers": len(pool.workers), "schedule": schedule,
+        "cls": animal.cls, "status": "not buildable", "reason": "", "workers": len(pool.workers), "schedule": steps.schedule,
         **results.versions(), "code": results.digest(("capture", "runtime", "splitting", "planner", "codegen")),
     }  # fmt: skip
     started = time.perf_counter()
@@ -94,7 +113,7 @@ def judge(
     started = time.perf_counter()
     try:
         with at_most(limit):
-            _compare(row, lambda: _again(animal, made, row["hint"]), pool, schedule, shards)
+            _compare(row, lambda: _again(animal, made, row["hint"]), pool, steps)
     except TimeOut:
         row.update(status="failed" if "dtype" in row else "not trainable", reason=f"more than {limit} s")
     except ScheduleError as error:  # a schedule that was asked for and does not exist for this model: the user is told
@@ -105,11 +124,11 @@ def judge(
     return row
 
 
-def _compare(row: results.Row, fresh: Any, pool: WorkerPool, schedule: str, shards: int) -> None:
+def _compare(row: results.Row, fresh: Any, pool: WorkerPool, steps: Steps) -> None:
     expected = None
     for dtype in LIMITS:
         try:
-            expected = _train(*_prepared(fresh, dtype))
+            expected = _train(*_prepared(fresh, dtype), steps)
             break
         except Exception as error:
             row["reason"] = f"{type(error).__name__}: {error!s:.100}"
@@ -117,17 +136,19 @@ def _compare(row: results.Row, fresh: Any, pool: WorkerPool, schedule: str, shar
         row.update(status="not trainable", reason="it does not train on one device either: " + row["reason"])
         return
     row.update(dtype=str(dtype).removeprefix("torch."), reason="")
-    found = _judge(row, expected, _prepared(fresh, dtype), pool, (schedule, shards), LIMITS[dtype])
+    found = _judge(row, expected, _prepared(fresh, dtype), pool, steps, LIMITS[dtype])
     if row["status"] == "different" and dtype == torch.float64 and _casts(*_prepared(fresh, dtype)):
         row["float32_inside"] = True
         row["worst"], _ = _worst(expected, found, (1e-6, ROUNDED), COARSE)
         if row["worst"] <= 1:
             row.update(status="equal", reason="")
-    if row["status"] == "different" and _is_noise(row, expected, found, fresh, dtype):
+    if row["status"] == "different" and _is_noise(row, expected, found, fresh, dtype, steps):
         row.update(status="noise", reason="")
 
 
-def _is_noise(row: results.Row, expected: Trained, found: Trained, fresh: Any, dtype: torch.dtype) -> bool:
+def _is_noise(  # noqa: PLR0917
+    row: results.Row, expected: Trained, found: Trained, fresh: Any, dtype: torch.dtype, steps: Steps
+) -> bool:
     """Whether all that differs is rounding that steps amplify: the first step agrees, and one device differs as much
     when the last bits of its weights are others."""
     inside = bool(row.get("float32_inside"))
@@ -142,7 +163,7 @@ def _is_noise(row: results.Row, expected: Trained, found: Trained, fresh: Any, d
     eps = torch.finfo(torch.float32 if inside else dtype).eps
     own = dict.fromkeys(beyond, 0.0)
     for seed in range(NUDGES):
-        sizes = _sizes(expected, _train(*_nudged(_prepared(fresh, dtype), eps, seed)), limits, floor)
+        sizes = _sizes(expected, _train(*_nudged(_prepared(fresh, dtype), eps, seed), steps), limits, floor)
         own = {key: max(size, sizes[key]) for key, size in own.items()}
     row["noisy"] = (
         f"{len(beyond)} tensors, at most {max(beyond[key] / max(own[key], 1e-30) for key in beyond):.1g} of own"
@@ -168,19 +189,19 @@ def _nudged(made: Any, eps: float, seed: int) -> Any:
 
 
 def _judge(  # noqa: PLR0917
-    row: results.Row, expected: Trained, made: Any, pool: WorkerPool, wanted: tuple[str, int],
+    row: results.Row, expected: Trained, made: Any, pool: WorkerPool, steps: Steps,
     limits: tuple[float, float],
 ) -> Trained:  # fmt: skip
     model, args, kwargs = made
-    schedule, shards = wanted
-    managed = ManagedModel(model, pool, quiet=True, micro_batches=PIECES)
+    managed = ManagedModel(model, pool, quiet=True, micro_batches=steps.pieces)
     story = ModelJournal(type(model).__name__, len(pool.workers))
-    wish = PlanRequest(len(pool.workers) // shards, PIECES, schedule=schedule, shards=shards, cache=False)
+    stages = len(pool.workers) // steps.shards
+    wish = PlanRequest(stages, steps.pieces, schedule=steps.schedule, shards=steps.shards, cache=False)
     managed.pipelined = PipelinedModel(
         managed, lambda *call, **changes: plan_step(*call, replace(wish, **changes)), story
     )
     dispatch.manage(model, managed)
-    found = _train(model, args, kwargs)
+    found = _train(model, args, kwargs, steps)
     row["worst"], place = _worst(expected, found, limits)
     row["status"] = "equal" if row["worst"] <= 1 else "different"
     row["path"] = next((path for path in CallPath if story.steps.get(path)), CallPath.LOCAL)
@@ -209,13 +230,13 @@ def _casts(model: nn.Module, args: Any, kwargs: Any) -> bool:
     return casts.found
 
 
-def _train(model: nn.Module, args: Any, kwargs: Any) -> Trained:
+def _train(model: nn.Module, args: Any, kwargs: Any, steps: Steps) -> Trained:
     torch.manual_seed(5)
     random.seed(5)
     np.random.seed(5)
-    optimizer = torch.optim.SGD(model.parameters(), RATE)
+    optimizer = steps.optimizer(model.parameters(), RATE)  # type: ignore[call-arg]
     seen: Trained = {}
-    for step in range(STEPS):
+    for step in range(steps.count):
         optimizer.zero_grad()
         loss = objective(model(*args, **kwargs))
         loss.backward()

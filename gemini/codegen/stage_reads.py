@@ -51,7 +51,7 @@ def stage_reads(graph: Graph, partition: Partition) -> list[Reads]:
     """Return the reads of every stage."""
     found = [Reads() for _ in partition.stages]
     guards = runtime_guards(graph)
-    needed = _needed_nodes(graph, guards)
+    needed = needed_nodes(graph, guards)
     for stage, nodes in enumerate(partition.stages):
         found[stage].nodes = [index for index in nodes if index in needed]
         for index in found[stage].nodes:
@@ -65,9 +65,10 @@ def stage_reads(graph: Graph, partition: Partition) -> list[Reads]:
     return found
 
 
-def _needed_nodes(graph: Graph, guards: list[Guard]) -> set[int]:
+def needed_nodes(graph: Graph, guards: list[Guard] | None = None) -> set[int]:
     """Return the nodes that must run, without those that only serve a guard checked before dispatch."""
     wanted = {ref.node for ref in refs(graph.result)}
+    guards = runtime_guards(graph) if guards is None else guards
     wanted |= {ref.node for guard in guards for ref in expr_refs(guard.expr)}
     found = set()
     for node in reversed(graph.nodes):

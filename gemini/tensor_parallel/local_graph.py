@@ -17,8 +17,9 @@ several groups has one dimension more (`parameter_slice`), which the graph flatt
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Any
 
 import torch
@@ -69,13 +70,16 @@ class LocalGraph:
     stages: tuple[tuple[int, ...], ...]
     node_of: Mapping[int, int]
 
-    def collectives(self, plan: ShardPlan) -> list[tuple[dict[str, int], dict[str, int]]]:
-        """Return the collectives of each stage on one micro-batch, forward and at most backward, by name."""
+    def collectives(self, plan: ShardPlan, needed: Collection[int]) -> list[tuple[dict[str, int], dict[str, int]]]:
+        """Return the collectives of each stage on one micro-batch, forward and at most backward, by name.
+
+        `needed` are the nodes of which a stage has code.
+        """
         inner = {self.node_of[one.node]: one.collectives for one in plan.nodes if one.collectives}
-        return [self._count(stage, inner) for stage in self.stages]
+        return [self._count([at for at in stage if at in needed], inner) for stage in self.stages]
 
     def _count(
-        self, stage: tuple[int, ...], inner: Mapping[int, tuple[InnerCollective, ...]]
+        self, stage: Iterable[int], inner: Mapping[int, tuple[InnerCollective, ...]]
     ) -> tuple[dict[str, int], dict[str, int]]:
         forward, backward = Counter[str](), Counter[str]()
         for at in stage:
@@ -360,6 +364,9 @@ class _Localizer:
             return Expr(expr.op, (self._whole(ref, stage), *rest))
         if isinstance(layout, Shard):
             shape = self.graph.meta(ref).shape
+            if expr.op == "numel":
+                sizes = [self._expr(Expr("size", (ref, dim)), stage) for dim in range(len(shape))]
+                return reduce(lambda one, other: Expr("mul", (one, other)), sizes)
             if expr.op != "size" or not rest:
                 raise ShardingError(f"a number depends on the {expr.op} of {ref}, which is divided")
             if rest[0] % len(shape) == layout.dim:

@@ -158,7 +158,7 @@ class _Planner:
         groups: Counter[_ValueKey] = Counter()
         example: dict[_ValueKey, tuple[Ref, Use | None, tuple[Use, ...]]] = {}
         uses = self._uses()
-        for ref in {**uses, **dict.fromkeys(results)}:
+        for ref in {**uses, **dict.fromkeys(results), **dict.fromkeys(sorted(counted, key=str))}:
             node = self.graph.nodes[ref.node]
             if node.kind == "parameter":
                 self.by_name[node.target].uses += uses[ref]

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from gemini.batch_analysis.side_effects import written_buffers
+from gemini.codegen.stage_reads import needed_nodes
 from gemini.planner.tail_plan import build_tail
 from gemini.profiling.measured_device import MB
 from gemini.runtime.devices.host_memory import format_bytes
@@ -45,7 +46,10 @@ def get_executor(kind: CallKind, prepared: PreparedLoss, known: Iterable[CallKin
         )  # fmt: skip
         local, shards = kind.plan.local, kind.plan.shards
         program = replace(
-            made, collectives=() if local is None or shards is None else local.collectives(shards),
+            made,
+            collectives=()
+            if local is None or shards is None
+            else local.collectives(shards, needed_nodes(local.graph)),
             once=kind.plan.buffers_written_once, detached=_find_detached(kind.plan),
             written=_find_written(kind.plan, piped) if kind.plan.shards is not None else {},
         )  # fmt: skip
