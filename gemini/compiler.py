@@ -78,6 +78,12 @@ def compile(model: Model, config: GeminiConfig | None = None) -> Model:
     if settings.asks_for_workers:
         from gemini.runtime.session import start
 
+        if settings.sharding_overrides:
+            from gemini.tensor_parallel.scope_overrides import match_scopes
+            from gemini.tensor_parallel.shard_options import read_overrides
+
+            match_scopes(model, read_overrides(settings.sharding_overrides))
+
         start(model, settings, planner_for(settings))
     elif not settings.quiet:
         print(

@@ -97,8 +97,9 @@ def judge(
 ) -> results.Row:
     """The row of one model."""
     row: results.Row = {
-        "cls": animal.cls, "status": "not buildable", "reason": "", "workers": len(pool.workers), "schedule": steps.schedule,
-        **results.versions(), "code": results.digest(("capture", "runtime", "splitting", "planner", "codegen")),
+        "cls": animal.cls, "status": "not buildable", "reason": "", "workers": len(pool.workers),
+        "schedule": steps.schedule, **results.versions(),
+        "code": results.digest(("capture", "runtime", "splitting", "planner", "codegen")),
     }  # fmt: skip
     started = time.perf_counter()
     try:

@@ -41,7 +41,7 @@ class LeafPolicy:
     host_rng_modules: dict[str, str] = field(
         default_factory=dict
     )  # modules whose Python uses Python's or NumPy's generator
-    opens_leaves: bool = False  # open modules without children, except those of torch.nn
+    opens_leaves: bool = False  # open modules without children, except simple layers of torch.nn
     released: set[str] = field(default_factory=set)  # functions that were opaque and are traced again
 
     @property
@@ -72,7 +72,8 @@ class LeafPolicy:
             return "block", self.blocks[name]
         if isinstance(module, self.classes) or type(module).__name__ in self.names or name in self.names:
             return "block", "requested"
-        is_layer = type(module).__module__.startswith(("torch.nn.", "torch.ao.")) and not isinstance(module, _OPEN)
+        is_open = isinstance(module, _OPEN) or (self.opens_leaves and _is_composed(module))
+        is_layer = type(module).__module__.startswith(("torch.nn.", "torch.ao.")) and not is_open
         if not any(True for _ in module.children()) and (is_layer or not self.opens_leaves):
             return "module", ""
         if self.depth is not None and depth >= self.depth:
@@ -84,6 +85,11 @@ class LeafPolicy:
         if has_hooks(module):
             return "block", "has hooks"
         return ("module", "") if is_layer else ("open", "")
+
+
+def _is_composed(module: nn.Module) -> bool:
+    """Return whether a layer of torch.nn calls a function on parameters that are divided in its own way."""
+    return type(module) is nn.MultiheadAttention
 
 
 def make_leaf_policy(model: nn.Module, depth: Any, basic_blocks: Any) -> LeafPolicy:

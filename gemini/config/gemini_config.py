@@ -52,6 +52,9 @@ class GeminiConfig:
     sharding_dim: int | None = _setting(
         None, readers.dimension, "N", "weight dimension to shard: 0 reduction, -1 output"
     )
+    sharding_overrides: str | None = _setting(
+        None, readers.sharding_overrides, "SCOPE=CHOICE,…", "layouts by scope: replicate, shard, 0 or -1"
+    )
     pipeline_degree: int | None = _setting(None, readers.count, "N", "pipeline stages (also: stage_cnt)")
     accum_degree: int | None = _setting(None, readers.count, "N", "micro-batches per batch")
     replicas: int | None = _setting(

@@ -115,6 +115,9 @@ def batch_norm(value: Any) -> str | Wrong:
     return value if value in BATCH_NORM else Wrong("not a scope of statistics", remedy(str(value), BATCH_NORM))
 
 
+SHARDING_CHOICES = ("replicate", "shard", "0", "-1")
+
+
 def registered_names(group: str) -> list[str]:
     """Return the names that installed packages register under an entry-point group."""
     from importlib.metadata import entry_points
@@ -135,6 +138,24 @@ def memory(value: Any) -> int | Wrong:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         return Wrong("not an amount of memory", help)
     return int(value) if value >= 1 else Wrong("must be above zero", help)
+
+
+def sharding_overrides(value: Any) -> str | Wrong:
+    """`scope=choice,scope=choice`, or a mapping from scopes to choices; returned as text."""
+    example = f"write 'lm_head=replicate,encoder.*=0': scopes of the model, and {', '.join(SHARDING_CHOICES)}"
+    if isinstance(value, Mapping):
+        value = ",".join(f"{scope}={choice}" for scope, choice in value.items())
+    if not isinstance(value, str):
+        return Wrong(f"not scopes with choices, but {type(value).__name__}", example)
+    found: dict[str, str] = {}
+    for part in value.split(","):
+        scope, equals, choice = (text.strip() for text in part.rpartition("="))
+        if not equals or not scope or choice not in SHARDING_CHOICES:
+            return Wrong(f"{part.strip()!r} is no scope with a choice", example)
+        if found.get(scope, choice) != choice:
+            return Wrong(f"{scope!r} has two choices, {found[scope]} and {choice}", "leave one of them out")
+        found[scope] = choice
+    return ",".join(f"{scope}={choice}" for scope, choice in found.items())
 
 
 def device_mapping(value: Any) -> Mapping[str, Mapping[str, str]] | Wrong:

@@ -104,7 +104,8 @@ def _shard_rows(plan: StepPlan) -> list[tuple[str, str]]:
         return [("shards", f"none: {plan.unsharded_reason}")] if plan.unsharded_reason else []
     found = Counter(one.name for one in plan.shards.collectives() if one.phase != "step")
     moves = ", ".join(f"{count} {name}" for name, count in sorted(found.items())) or "none"
-    text = f"{plan.shard_count} per stage, {plan.shards.sharded_share:.0%} of parameter bytes divided"
+    where = "in some stages" if plan.has_groups else "per stage"
+    text = f"{plan.shards.size} {where}, {plan.shards.sharded_share:.0%} of parameter bytes divided"
     return [("shards", text), ("collectives", f"{moves} per micro-batch")]
 
 

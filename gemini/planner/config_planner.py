@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from gemini.config.gemini_config import GeminiConfig
+from gemini.errors import ConfigError, Fault
 
 if TYPE_CHECKING:
     from torch import nn
@@ -26,9 +27,23 @@ def check_config(config: GeminiConfig) -> None:
     """Raise for unsupported settings and for a faulty schedule file, before the script or a worker starts."""
     config.check_supported()
     if config.schedule.endswith(".json") and config.stage_count > 1:
-        from gemini.schedule.user_plan import load_user_plan
+        from gemini.schedule.user_plan import group_size, load_user_plan
 
-        load_user_plan(Path(config.schedule), config.stage_count, config.accum_degree or 1)
+        plan = load_user_plan(Path(config.schedule), config.stage_count, config.accum_degree or 1)
+        if group_size(plan) > 1 and not config.mode.shards:
+            what = f"{config.schedule} has blocks on {group_size(plan)} workers at once, mode = '{config.mode}'"
+            raise ConfigError([Fault(what, "use mode='hybrid'")])
+        if group_size(plan) > 1 and config.shard_count > 1:
+            what = f"{config.schedule} has blocks on several workers at once, sharding_size = {config.shard_count}"
+            raise ConfigError([Fault(what, "leave sharding_size out: the schedule says which workers share a stage")])
+
+
+def _has_groups(path: Path) -> bool:
+    """Return whether the schedule of a file has blocks on several workers at once."""
+    from gemini.schedule.schedplan import SchedPlan
+    from gemini.schedule.user_plan import group_size
+
+    return group_size(SchedPlan.load(path)) > 1
 
 
 def planner_for(config: GeminiConfig) -> Planner | None:
@@ -38,6 +53,7 @@ def planner_for(config: GeminiConfig) -> Planner | None:
     if count < 2 or config.schedule == "none" or (micro_batches < 2 and shards < 2):
         return None
     schedule = str(Path(config.schedule).absolute()) if config.schedule.endswith(".json") else config.schedule
+    grouped = config.schedule.endswith(".json") and _has_groups(Path(config.schedule))
     program = None
     if config.program is not None:
         from gemini.parallel_program.compiled_plans import load_compiled_plans
@@ -56,7 +72,8 @@ def planner_for(config: GeminiConfig) -> Planner | None:
         from gemini.planner.step_planner import plan_step
 
         request = PlanRequest(
-            workers=config.stage_count, shards=shards, sharding_dim=config.sharding_dim,
+            workers=config.stage_count, shards=shards, grouped=grouped, sharding_dim=config.sharding_dim,
+            sharding_overrides=config.sharding_overrides or "",
             micro_batches=micro_batches,
             replicas=config.replicas or 1, threads=threads,
             partitioner=config.partitioner, schedule=schedule, rng=config.rng, seed=config.seed, quiet=config.quiet,

@@ -151,7 +151,7 @@ def _capture_and_prove(  # noqa: PLR0917
     few = least if times else few
     micro_batch = slice_call(*call, batch, 0, few)
     try:
-        options = CaptureOptions(batch, times, opens_leaves or request.shards > 1)
+        options = CaptureOptions(batch, times, opens_leaves or request.divides)
         graph = _capture_repeatable(model, *micro_batch, request, options)
     except (RuntimeError, ValueError, IndexError, TypeError) as error:  # raised by the model: it needs more samples
         raise _CaptureFailure(f"on {few} samples it raises {type(error).__name__}: {error!s:.150}") from error

@@ -52,7 +52,9 @@ class PlanRequest:
     replicas: int = 1  # of the model, which share the workers and the micro-batches
     threads: int = 1  # per worker
     shards: int = 1  # of every stage: each of the `workers` is a group of as many
+    grouped: bool = False  # the schedule of a file has blocks on several workers at once
     sharding_dim: int | None = None  # of all weights: 0 the reduction dimension, -1 the output dimension
+    sharding_overrides: str = ""  # scope=choice, …
     partitioner: str = "exact"
     schedule: str = AUTO
     memory_limit_mb: float | None = None  # per worker
@@ -79,6 +81,11 @@ class PlanRequest:
     def is_from_file(self) -> bool:
         """Whether the user supplies the schedule as a file."""
         return self.schedule.endswith(".json")
+
+    @property
+    def divides(self) -> bool:
+        """Whether stages are divided over several workers."""
+        return self.shards > 1 or self.grouped
 
     def key_facts(self) -> list[tuple[str, Any]]:
         """Return the fields that decide which plan is best, for the key of a cached plan."""

@@ -20,7 +20,8 @@ from gemini.planner.rng_analysis import record_node_rng
 from gemini.planner.step_plan import StepPlan, UnplannableError
 from gemini.random_numbers.random_ops import UnsliceableRandomOp
 from gemini.random_numbers.rng_recorder import RandomOpPattern, match_patterns
-from gemini.tensor_parallel.shard_options import ShardOptions
+from gemini.schedule.user_plan import group_size
+from gemini.tensor_parallel.shard_options import ShardOptions, UnknownScopeError, read_overrides
 from gemini.tensor_parallel.shard_plan import ShardPlan
 from gemini.tensor_parallel.shard_planner import plan_shards
 
@@ -32,16 +33,19 @@ Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 def divide_stages(plan: StepPlan, args: tuple[Any, ...], kwargs: dict[str, Any], request: PlanRequest) -> StepPlan:
     """Return the plan with its stages on `request.shards` workers each; raises UnplannableError for a single stage."""
-    if request.shards == 1:
+    if not request.divides:
         return plan
     reason = _find_obstacle(plan)
     if not reason:
         try:
             return _divide(plan, (args, kwargs), request)
+        except UnknownScopeError:
+            raise
         except (ShardingError, GenerateError, PartitionError, UnplannableError) as error:
             reason = str(error).partition("\n")[0]
-    if plan.nstages == 1:
-        raise UnplannableError(f"its operators cannot be divided over {request.shards} workers: {reason}")
+    if plan.nstages == 1 or plan.has_groups:
+        count = max(request.shards, group_size(plan.schedule))
+        raise UnplannableError(f"its operators cannot be divided over {count} workers: {reason}")
     return replace(plan, unsharded_reason=reason)
 
 
@@ -55,8 +59,10 @@ def _find_obstacle(plan: StepPlan) -> str:
 
 
 def _divide(plan: StepPlan, call: Arguments, request: PlanRequest) -> StepPlan:
-    shards = plan_shards(plan.graph, request.shards, ShardOptions(dim=request.sharding_dim))
-    if not shards.sharded_share:
+    size = max(request.shards, group_size(plan.schedule))
+    options = ShardOptions(dim=request.sharding_dim, overrides=read_overrides(request.sharding_overrides))
+    shards = plan_shards(plan.graph, size, options, single=_single_nodes(plan))
+    if not shards.sharded_share and not plan.has_groups:
         found = [f"{op.name}: {op.reason}" for op in shards.replicated if not op.reason.startswith("division would")]
         why = f" ({found[0]})" if found else ""
         raise ShardingError(f"none of its parameters can be divided{why}")
@@ -65,6 +71,11 @@ def _divide(plan: StepPlan, call: Arguments, request: PlanRequest) -> StepPlan:
     divided = replace(plan, shards=shards, analysis=analysis, rng_patterns=patterns, _built={})
     divided.build()
     return replace(divided, buffers_written_once=find_written_buffers(divided))
+
+
+def _single_nodes(plan: StepPlan) -> frozenset[int]:
+    """Return the nodes of stages that the schedule puts on one device, where it puts others on several."""
+    return frozenset(node for stage in plan.single_stages for node in plan.partition.stages[stage])
 
 
 def _work_share(plan: StepPlan, shards: ShardPlan) -> float:

@@ -52,7 +52,7 @@ def capture_whole_batch(
     from gemini.batch_analysis.graph_analysis import GraphKinds
     from gemini.batch_analysis.propagate import KindInterpreter
 
-    options = CaptureOptions(batch, opens_leaves=request.shards > 1)
+    options = CaptureOptions(batch, opens_leaves=request.divides)
     graph = capture_graph(model, args, kwargs, request, options)
     fault = find_obstacle(graph) or _find_side_effect(graph)
     if fault:

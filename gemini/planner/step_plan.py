@@ -160,12 +160,25 @@ class StepPlan:
             return None
         from gemini.tensor_parallel.local_graph import local_graph
 
-        return local_graph(self.graph, self.shards, self.partition.stage_of)
+        return local_graph(self.graph, self.shards, self.partition.stage_of, self.single_stages)
 
     @property
     def shard_count(self) -> int:
-        """The number of workers per stage."""
-        return 1 if self.shards is None else self.shards.size
+        """The number of workers per device of the schedule."""
+        return 1 if self.shards is None or self.has_groups else self.shards.size
+
+    @cached_property
+    def has_groups(self) -> bool:
+        """Whether the schedule has blocks on several devices at once: only the stages of these are divided."""
+        return any(len(self.schedule.device(block)) > 1 for block in self.schedule)
+
+    @property
+    def single_stages(self) -> frozenset[int]:
+        """The stages on one device, where the schedule has others on several."""
+        if not self.has_groups:
+            return frozenset()
+        schedule = self.schedule
+        return frozenset(block.stage or 0 for block in schedule if len(schedule.device(block)) == 1)
 
     @property
     def nworkers(self) -> int:
@@ -197,7 +210,7 @@ class StepPlan:
     def __str__(self) -> str:
         stages = f"{self.nstages} {'stage' if self.nstages == 1 else 'stages'}"
         if self.shards is not None:
-            stages += f" of {self.shard_count} shards"
+            stages += f", some of {self.shards.size} shards" if self.has_groups else f" of {self.shard_count} shards"
         return (
             f"{stages} on {self.nworkers} workers, balance {self.analysis.balance:.3f}, "
             f"{self.name} with {self.micro_batches_text}, {self.step_ms:.0f} ms per step expected"

@@ -285,7 +285,7 @@ def _add_side_effects(plan: StepPlan, args: tuple[Any, ...], kwargs: dict[str, A
     plan = replace(plan, buffers_written_once=find_written_buffers(plan))
     if plan.recompute and plan.writes_buffers:
         raise UnplannableError("it fits into the workers only with recomputed activations, and it writes buffers")
-    if request.rng == "fast" and request.shards == 1 and not random_guards(plan.graph):
+    if request.rng == "fast" and not request.divides and not random_guards(plan.graph):
         return plan
     piped = plan.build()
     if plan.single_micro_batch_reason:

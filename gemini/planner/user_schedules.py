@@ -85,7 +85,12 @@ def choose_for_schedule(graph: Graph, profile: Profile, options: Options, plan: 
         for stage in found.stages
         for kind, ms in _split_times(stage.forward_ms, stage.backward_ms)
     }
-    took = {block: max(work[(block.stage or 0) % stages, block.btype] / options.micro_batches, 1e-9) for block in plan}
+    took = {
+        block: max(
+            work[(block.stage or 0) % stages, block.btype] / options.micro_batches / len(plan.device(block)), 1e-9
+        )
+        for block in plan
+    }
     ran = simulate(plan, spans=lambda block: took[block], links=options.links).require()
     timed = ran.executed()
     judged = replace(found, schedule=name, step_ms=float(ran.makespan) + step_overhead_ms(graph), plan=timed)

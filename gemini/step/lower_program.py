@@ -10,7 +10,7 @@ waits for the receiver, so an acyclic plan cannot deadlock.
 
 The shards of a stage run an action together: it is ready when all of them have come to it. Shard j of a stage sends to
 shard j of the next; where these have different numbers of shards, whose values between them are whole, shard j of the
-reader is served by shard j modulo the number of those of the sender.
+reader is served by shard j modulo the number of those of the sender. A worker of both stages has the value already.
 """
 
 from __future__ import annotations
@@ -130,12 +130,12 @@ class _Lowering:
             for port in interface.outputs:
                 readers = self.readers[port.name].stages
                 for peer in sorted({peer for one in readers for peer in self._peers(one, action.mid, me)}):
-                    if peer != worker:
+                    if peer not in own:
                         sends.setdefault(peer, []).append(port.name)
         elif action.btype == TAIL:
             for name, one in self.readers.items():
                 for peer in self._peers(one.source or 0, 0, me) if LOSS in one.stages else ():
-                    if peer != worker:
+                    if peer not in own:
                         sends.setdefault(peer, []).append(name)
         elif action.btype in GRADIENTS:
             taken = [port.name for port in interface.inputs]
@@ -144,7 +144,7 @@ class _Lowering:
             for name in taken:
                 source = self.readers[name].source
                 for peer in self._peers(source, action.mid, me) if source is not None else ():
-                    if peer != worker:
+                    if peer not in own:
                         sends.setdefault(peer, []).append(name)
         is_forward = action.btype == FORWARD
         has_loss = is_forward and action.stage == self.loss_stage and self.tail is None

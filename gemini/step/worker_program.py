@@ -231,24 +231,34 @@ def make_program(
     shards: int = 1,
 ) -> StepProgram:
     """Return the program for stages with these interfaces."""
-    orders, count = _orders(plan, memory), len(interfaces) - (tail is not None and tail.stage is not None)
+    orders, count = _orders(plan, memory, shards), len(interfaces) - (tail is not None and tail.stage is not None)
     rows = _unfold_replicas(orders, count)
-    sizes = () if shards == 1 else (shards,) * len(interfaces)
+    sizes = _group_sizes(plan, len(interfaces)) if shards == 1 else (shards,) * len(interfaces)
     rows = tuple(row for row in rows for _ in range(shards))
     return StepProgram(tuple(interfaces), rows, frozenset(recompute), rng_patterns, tail=tail, shards=sizes)
 
 
-def _orders(plan: SchedPlan | Sequence[Iterable[Action | str]], memory: Any) -> Orders:
+def _group_sizes(plan: SchedPlan | Sequence[Iterable[Action | str]], count: int) -> tuple[int, ...]:
+    """Return the number of workers of each stage in a plan with blocks on several workers; (): there are none."""
+    from gemini.schedule.schedplan import SchedPlan
+
+    if not isinstance(plan, SchedPlan) or all(len(plan.device(block)) == 1 for block in plan):
+        return ()
+    found = {block.stage or 0: len(plan.device(block)) for block in plan}
+    return tuple(found.get(stage, 1) for stage in range(count))
+
+
+def _orders(plan: SchedPlan | Sequence[Iterable[Action | str]], memory: Any, shards: int) -> Orders:
     from gemini.schedule.schedplan import SchedPlan
 
     if not isinstance(plan, SchedPlan):
         return tuple(tuple(Action.parse(one) if isinstance(one, str) else one for one in row) for row in plan)
     plan.validate(memory)
     together = [block for block in plan if len(plan.device(block)) > 1]
-    if together:
+    if together and shards > 1:
         raise InvalidPlanError(
             f"{together[0]} is on devices {list(plan.device(together[0]))} at once\n"
-            "    → all stages have equally many shards: give one device per block, and sharding_size"
+            "    → leave sharding_size out, or give one device per block"
         )
     return tuple(tuple(block.action for block in plan.device_blocks(dev)) for dev in range(plan.ndevs))
 

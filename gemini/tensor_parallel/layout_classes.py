@@ -49,7 +49,8 @@ def _repeated_calls(graph: Graph, layers: dict[str, str]) -> dict[str, int]:
 
 def _call_length(graph: Graph, nodes: list[Node]) -> int:
     """Return the length of the shortest sequence with weights that nodes repeat."""
-    keys = [(node.kind, node.target, tuple(node.outputs.values())) for node in nodes]
+    # The first call may be the one without a gradient.
+    keys = [(node.kind, node.target, tuple((one.shape, one.dtype) for one in node.outputs.values())) for node in nodes]
     weights = [at for at, node in enumerate(nodes) if _reads_weights(graph, node)]
     for count in range(keys.count(keys[weights[0]]) if weights else 1, 1, -1):
         length, rest = divmod(len(keys), count)

@@ -50,7 +50,7 @@ class LayoutProblem:
     variables: list[Variable]
     domains: list[int] = field(default_factory=list)
     times: list[Factor] = field(default_factory=list)
-    tensors: list[tuple[tuple[int, ...], list[tuple[Table, float]]]] = field(default_factory=list)
+    tensors: list[tuple[tuple[int, ...], list[tuple[Table, float]], float]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.domains = [len(variable.strategies) for variable in self.variables]
@@ -65,8 +65,11 @@ class LayoutProblem:
         for variables, table in self._value_tables(maker, users, cost):
             self.times.append((variables, table))
 
-    def add_tensor(self, users: Sequence[Use], whole: Cost, sliced: Cost, size: float) -> None:
-        """Add a parameter of `size` bytes: its cost if every shard stores it whole, and if each stores a slice."""
+    def add_tensor(self, users: Sequence[Use], whole: Cost, sliced: Cost, size: float, held: float) -> None:
+        """Add a parameter of `size` bytes: its cost if every shard stores it whole, and if each stores a slice.
+
+        `held` are the bytes with gradient and optimizer, for a memory limit.
+        """
         variables = tuple(sorted({variable for variable, _ in users}))
         if self._is_wide(variables):
             versions, sets = self._versions(users)
@@ -75,7 +78,7 @@ class LayoutProblem:
         else:
             variables, wants = self._wants(None, users)
         tables = [_table(wants, cost) for cost in (whole, sliced)]
-        self.tensors.append((variables, [(tables[0], size), (tables[1], 0.0)]))
+        self.tensors.append((variables, [(tables[0], size), (tables[1], 0.0)], held))
 
     def _is_wide(self, variables: Sequence[int]) -> bool:
         return prod(self.domains[one] for one in variables) > _WIDE
@@ -127,7 +130,7 @@ class LayoutProblem:
         """Return all factors, in ms, at a price in ms per replicated byte."""
         stored = [
             (variables, np.minimum.reduce([table + price * size for table, size in options]))
-            for variables, options in self.tensors
+            for variables, options, _ in self.tensors
         ]
         return [*self.times, *stored]
 
@@ -137,13 +140,13 @@ class LayoutProblem:
         return replace(found, values=found.values[: len(self.variables)])
 
     def solve_limited(self, limit: float, size: int) -> LimitedMinimum | None:
-        """Return the best strategies with at most `limit` bytes of parameters on each of `size` shards."""
+        """Return the best strategies with at most `limit` bytes held for parameters on each of `size` shards."""
         domains, factors, bytes_of = list(self.domains), list(self.times), {}
-        for variables, ((whole, wide), (sliced, _)) in self.tensors:
+        for variables, ((whole, _), (sliced, _)), held in self.tensors:
             stored = len(domains)
             domains.append(2)
             factors.append(((*variables, stored), np.stack([whole, sliced], axis=-1)))
-            bytes_of.update({(stored, 0): wide, (stored, 1): wide / size})
+            bytes_of.update({(stored, 0): held, (stored, 1): held / size})
         found = minimize_limited(domains, factors, ByteLimit(limit, bytes_of))
         return found and replace(found, values=found.values[: len(self.variables)])
 

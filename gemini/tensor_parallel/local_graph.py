@@ -43,6 +43,7 @@ from gemini.tensor_parallel.layouts import (
     value_part,
 )
 from gemini.tensor_parallel.shard_plan import (
+    DIVIDED_HEADS,
     SAME,
     VOCABULARY_CROSS_ENTROPY,
     VOCABULARY_EMBEDDING,
@@ -95,9 +96,12 @@ class LocalGraph:
         return dict(forward), dict(backward)
 
 
-def local_graph(graph: Graph, plan: ShardPlan, stage_of: Mapping[int, int]) -> LocalGraph:
-    """Return the graph of a shard; raises ShardingError where a node has no local form."""
-    return _Localizer(graph, plan, stage_of).build()
+def local_graph(graph: Graph, plan: ShardPlan, stage_of: Mapping[int, int], single: Collection[int] = ()) -> LocalGraph:
+    """Return the graph of a shard; raises ShardingError where a node has no local form.
+
+    The stages `single` run on one worker: they exchange nothing.
+    """
+    return _Localizer(graph, plan, stage_of, single).build()
 
 
 def parameter_slice(whole: torch.Tensor, layout: Layout, count: int, shard: int) -> torch.Tensor:
@@ -112,8 +116,8 @@ def parameter_slice(whole: torch.Tensor, layout: Layout, count: int, shard: int)
 
 
 class _Localizer:
-    def __init__(self, graph: Graph, plan: ShardPlan, stage_of: Mapping[int, int]) -> None:
-        self.graph, self.plan, self.stage_of = graph, plan, stage_of
+    def __init__(self, graph: Graph, plan: ShardPlan, stage_of: Mapping[int, int], single: Collection[int]) -> None:
+        self.graph, self.plan, self.stage_of, self.single = graph, plan, stage_of, single
         self.model = graph.bound_model()
         self.nodes: list[Node] = []
         self.stages: list[list[int]] = [[] for _ in range(1 + max(stage_of.values(), default=0))]
@@ -173,6 +177,8 @@ class _Localizer:
         else:
             before = self.version(key[0], source, stage, scope)
             at = stage if key[1] >= 0 else min(wanted.get(one, stage) for one in self._descendants(want, pairs))
+            if key[1] < 0 and at in self.single:
+                at = self.stage_of[key[0].node]  # type: ignore[union-attr]  # shards make it, or nothing moves
             args = (before, Literal(source), Literal(want), *self._units(key[0], source, want))
             found = self._add(self._conversion(MOVE, args, key[0], want, scope, grad), at)
         self.made[key, want] = found
@@ -320,6 +326,8 @@ class _Localizer:
         for place, units in sizes:
             args, kwargs = _divide(node.args, node.kwargs, place, units, node)
             node = replace(node, args=args, kwargs=kwargs)
+        if one.local == DIVIDED_HEADS:
+            return replace(node, target="gemini.collectives.attention_ops.divided_multi_head_attention")
         return node if one.local == SAME else self._vocabulary_op(node, one)
 
     def _weight(self, node: Node, one: NodeShards, name: str, stage: int) -> Ref | None:

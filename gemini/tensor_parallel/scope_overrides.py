@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from gemini.errors import ShardingError
+from torch import nn
+
 from gemini.ir.graph import Graph
 from gemini.ir.pytree import Ref
 from gemini.nearest_name import nearest
 from gemini.tensor_parallel.layouts import Partial, Shard
 from gemini.tensor_parallel.node_ports import NodeCall
-from gemini.tensor_parallel.shard_options import REDUCTION, REPLICATED, SHARDED, ScopeOverride, ShardOptions
+from gemini.tensor_parallel.shard_options import (
+    REDUCTION,
+    REPLICATED,
+    SHARDED,
+    ScopeOverride,
+    ShardOptions,
+    UnknownScopeError,
+)
 from gemini.tensor_parallel.strategies import Strategy, is_divided
 
 _VIEWS = ("transpose", "t", "get_T", "get_mT", "to", "view", "reshape", "permute", "contiguous")
@@ -22,10 +30,7 @@ class ScopeChoices:
 
     def __init__(self, graph: Graph, options: ShardOptions) -> None:
         self.options = options
-        model = graph.bound_model()
-        names = [name for name, _ in model.named_modules(remove_duplicate=False)]
-        names += [name for name, _ in model.named_parameters(remove_duplicate=False)]
-        self.matches = {one: set(_matched(one, names)) for one in options.overrides}
+        self.matches = match_scopes(graph.bound_model(), options.overrides)
         self._weights: set[Ref] = set()  # parameters, and views of them
         self._names: dict[Ref | str, str] = {
             Ref(node.id): node.target for node in graph.nodes if node.kind == "parameter"
@@ -71,6 +76,13 @@ class ScopeChoices:
             self._weights.update(port.ref for port in call.results)
 
 
+def match_scopes(model: nn.Module, overrides: Iterable[ScopeOverride]) -> dict[ScopeOverride, set[str]]:
+    """Return the modules and parameters that each override selects; raises UnknownScopeError where there is none."""
+    names = [name for name, _ in model.named_modules(remove_duplicate=False)]
+    names += [name for name, _ in model.named_parameters(remove_duplicate=False)]
+    return {one: set(_matched(one, names)) for one in overrides}
+
+
 def _matched(override: ScopeOverride, names: Sequence[str]) -> list[str]:
     """Return the names that an override selects; raise ShardingError where there is none."""
     pattern = "[^.]*".join(re.escape(part) for part in override.scope.split("*"))
@@ -82,5 +94,5 @@ def _matched(override: ScopeOverride, names: Sequence[str]) -> list[str]:
             if close
             else "write the name of a module or parameter, `*` for a part between dots"
         )
-        raise ShardingError(f"the model has no scope {override.scope!r} to override\n    → {hint}")
+        raise UnknownScopeError(f"the model has no scope {override.scope!r} to override\n    → {hint}")
     return found

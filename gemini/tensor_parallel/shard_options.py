@@ -41,6 +41,15 @@ class ScopeOverride:
         return ScopeOverride(scope.strip(), CHOICES[choice.strip()])
 
 
+class UnknownScopeError(ShardingError):
+    """An override names a scope that the model does not have."""
+
+
+def read_overrides(text: str) -> tuple[ScopeOverride, ...]:
+    """Read `scope=choice,scope=choice`."""
+    return tuple(ScopeOverride.read(part) for part in text.split(",") if part)
+
+
 @dataclass(frozen=True)
 class ShardOptions:
     """Requirements of a plan.

@@ -48,9 +48,11 @@ VERSION = 1
 SAME = ""  # the op or module itself, on the parts of the shard
 VOCABULARY_EMBEDDING = "vocabulary embedding"
 VOCABULARY_CROSS_ENTROPY = "vocabulary cross entropy"
+DIVIDED_HEADS = "divided heads"
 LOCAL_OPS = {
     SAME: "the op or module of the node, on the parts of the shard",
     VOCABULARY_EMBEDDING: "rows of the shard's slice of the table, zeros for the ids of other shards; a sum",
+    DIVIDED_HEADS: "multi-head attention with the shard's heads; a sum",
     VOCABULARY_CROSS_ENTROPY: "the loss of logits whose classes are divided: equal on all shards",
 }
 
@@ -279,8 +281,8 @@ class ShardPlan:
     @property
     def sharded_share(self) -> float:
         """The share of parameter bytes of which each shard holds only a slice."""
-        whole = sum(one.bytes for one in self.tensors if one.trainable)
-        cut = sum(one.bytes for one in self.tensors if one.trainable and isinstance(one.layout, Shard))
+        whole = sum(one.bytes for one in self.tensors)
+        cut = sum(one.bytes for one in self.tensors if isinstance(one.layout, Shard))
         return cut / whole if whole else 0.0
 
     # ── files ──────────────────────────────────────────────────────────────────────────────────────────────────────

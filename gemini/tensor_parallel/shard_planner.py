@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -50,12 +50,17 @@ _ValueKey = tuple[Use | None, tuple[Use, ...], tuple[bool, bool, bool], Ref | No
 
 
 def plan_shards(
-    graph: Graph, size: int, options: ShardOptions | None = None, costs: ShardCosts | None = None
+    graph: Graph,
+    size: int,
+    options: ShardOptions | None = None,
+    costs: ShardCosts | None = None,
+    *,
+    single: Collection[int] = (),
 ) -> ShardPlan:
-    """Return the fastest plan for `size` shards that meets the options."""
+    """Return the fastest plan for `size` shards that meets the options; the nodes `single` run on one worker each."""
     if type(size) is not int or size < 1:
         raise ShardingError(f"sharding_size = {size!r} is no number of shards\n    → give 1 or more")
-    planner = _Planner(graph, size, options or ShardOptions(), costs or ShardCosts())
+    planner = _Planner(graph, size, options or ShardOptions(), costs or ShardCosts(), single)
     plan = planner.plan()
     check_plan(plan, graph)
     return plan
@@ -69,6 +74,7 @@ class _Tensor:
     tensor: nn.Parameter
     uses: list[Use] = field(default_factory=list)
     refs: list[Ref] = field(default_factory=list)
+    is_whole: bool = False  # a stage on one worker reads it
 
     @property
     def bytes(self) -> int:
@@ -78,8 +84,10 @@ class _Tensor:
 class _Planner:
     """The planning of one graph."""
 
-    def __init__(self, graph: Graph, size: int, options: ShardOptions, costs: ShardCosts) -> None:
-        self.graph, self.size, self.options, self.costs = graph, size, options, costs
+    def __init__(
+        self, graph: Graph, size: int, options: ShardOptions, costs: ShardCosts, single: Collection[int] = ()
+    ) -> None:
+        self.graph, self.size, self.options, self.costs, self.single = graph, size, options, costs, single
         self.started = time.perf_counter()
         self.grads = values_with_gradients(graph)
         self.calls = [node_call(graph, node, self.grads) for node in graph.nodes]
@@ -118,6 +126,8 @@ class _Planner:
                 known[key] = node_strategies(call, self.space)
             found = known[key]
             admitted = self.choices.admitted(call, found.found)
+            if nodes[0] in self.single:
+                admitted = found.found[:1]
             refusal = found.refusal or ("" if len(admitted) > 2 else "the options leave it whole")
             variable = Variable(nodes, call, admitted, self.costs.work_ms(call), refusal)
             self.of.update(dict.fromkeys(nodes, len(self.variables)))
@@ -130,7 +140,7 @@ class _Planner:
             for node in nodes:
                 if not self.calls[node].node.is_source:
                     call = self.calls[node]
-                    alike[_signature(call), self.choices.choice(call)].append(node)
+                    alike[_signature(call), self.choices.choice(call), node in self.single].append(node)
             yield from alike.items()
 
     # ── problem ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -149,6 +159,7 @@ class _Planner:
             for port, one in enumerate(call.inputs):
                 if isinstance(one.key, str):
                     self.by_name[one.key].uses.append((self.of[call.node.id], port))
+                    self.by_name[one.key].is_whole |= call.node.id in self.single
                 else:
                     uses[one.key].append((self.of[call.node.id], port))
         return uses
@@ -162,6 +173,8 @@ class _Planner:
             node = self.graph.nodes[ref.node]
             if node.kind == "parameter":
                 self.by_name[node.target].uses += uses[ref]
+                self.by_name[node.target].is_whole |= any(self.variables[at].nodes[0] in self.single
+                                                          for at, _ in uses[ref])  # fmt: skip
                 self.by_name[node.target].refs.append(ref)
                 continue
             maker = None if node.is_source else (self.of[ref.node], list(node.outputs).index((ref.source, ref.path)))
@@ -196,12 +209,13 @@ class _Planner:
                 groups[tuple(sorted(set(one.uses)))].append(one)
         for users, tensors in groups.items():
             whole, sliced = (self._tensor_cost(tensors[0], len(tensors), slices) for slices in (False, True))
-            size = tensors[0].bytes * len(tensors) if tensors[0].tensor.requires_grad else 0
-            problem.add_tensor(users, whole, sliced, float(size))
+            size = float(tensors[0].bytes * len(tensors))
+            copies = self.options.copies if tensors[0].tensor.requires_grad else 1.0
+            problem.add_tensor(users, whole, sliced, size, size * copies)
 
     def _tensor_cost(self, one: _Tensor, times: int, slices: bool) -> Cost:
         def cost(_: Layout, wanted: frozenset[Layout]) -> float:
-            stored = [layout for layout in _storable(wanted) if is_sharded(layout) == slices]
+            stored = [layout for layout in _storable(wanted, one) if is_sharded(layout) == slices]
             return times * min((self._stored_ms(one, layout, wanted) for layout in stored), default=_NEVER)
 
         return cost
@@ -234,8 +248,7 @@ class _Planner:
         limit = self.options.memory_mb
         if limit is None or self._state_mb(chosen) <= limit:
             return chosen
-        fixed = sum(one.bytes for one in self.tensors if not one.tensor.requires_grad)
-        found = problem.solve_limited((limit * 1e6 - fixed) / self.options.copies, self.size)
+        found = problem.solve_limited(limit * 1e6, self.size)
         if found is not None and self._state_mb(self._strategies_at(found.values)) <= limit:
             self.exact = found.proven
             return self._strategies_at(found.values)
@@ -259,16 +272,15 @@ class _Planner:
     def _share(self, chosen: list[Strategy]) -> float:
         whole = cut = 0
         for one in self.tensors:
-            if one.tensor.requires_grad:
-                whole += one.bytes
-                cut += one.bytes * is_sharded(self._stored(one, chosen))
+            whole += one.bytes
+            cut += one.bytes * is_sharded(self._stored(one, chosen))
         return cut / whole if whole else 1.0
 
     def _stored(self, one: _Tensor, chosen: list[Strategy]) -> Layout:
         wanted = frozenset(chosen[variable].inputs[port] for variable, port in one.uses)
         price = 1.0 / self.costs.link_gb * 1e-6
         return min(
-            _storable(wanted),
+            _storable(wanted, one),
             key=lambda stored: (
                 self._stored_ms(one, stored, wanted) + (0.0 if is_sharded(stored) else price * one.bytes),
                 repr(stored),
@@ -343,8 +355,10 @@ def _tensors(model: nn.Module) -> list[_Tensor]:
     return [_Tensor(tuple(names[key]), tensor) for key, tensor in found.items()]
 
 
-def _storable(wanted: frozenset[Layout]) -> list[Layout]:
+def _storable(wanted: frozenset[Layout], one: _Tensor) -> list[Layout]:
     """Return the layouts in which a parameter can be stored: whole, or as a slice that is read."""
+    if one.is_whole:
+        return [REPLICATE]
     return [REPLICATE, PARTIAL_GRAD, *sorted((one for one in wanted if isinstance(one, Shard)), key=repr)]
 
 
@@ -358,7 +372,7 @@ def _uneven_units(tensors: list[_Tensor], calls: list[NodeCall], size: int) -> t
     odd = {dim for one in tensors for dim in one.tensor.shape}
     odd |= {dim for call in calls for port in call.results for at, dim in enumerate(port.shape)
             if port.grad and len(port.shape) > 3 and at != port.batch_dim}  # fmt: skip
-    whole = sum(one.bytes for one in tensors if one.tensor.requires_grad)
+    whole = sum(one.bytes for one in tensors)
     found: dict[int, int] = {}
     for dim in odd:
         if dim > size and dim % size:
@@ -376,6 +390,8 @@ def _groups(calls: list[NodeCall]) -> tuple[int, ...]:
             port.grad for port in call.results
         ):
             found.add(len(call.results))
+        if call.name == "multi_head_attention_forward":
+            found.add(3)  # queries, keys and values
     return tuple(sorted(found))
 
 

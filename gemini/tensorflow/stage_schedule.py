@@ -61,7 +61,7 @@ def stage_schedule(config: GeminiConfig, devices: int) -> StageSchedule:
     elif name in LIBRARY:
         plan = library(name, devices, count)
     else:
-        plan = load_user_plan(Path(name), devices, count)
+        plan = load_user_plan(Path(name), devices, count, groups=False)
     if replicas(plan) > 1:
         fault = Fault(f"schedule = {name!r} holds several replicas of the model", "use one with one replica, as 1f1b")
         raise ConfigError([fault])

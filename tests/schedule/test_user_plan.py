@@ -9,7 +9,7 @@ import pytest
 from gemini.errors import ArtifactError, GeminiError, InvalidPlanError
 from gemini.schedule import Composer, SchedPlan, placement
 from gemini.schedule.library import library
-from gemini.schedule.user_plan import load_user_plan
+from gemini.schedule.user_plan import group_size, load_user_plan
 
 
 def deadlocked() -> SchedPlan:
@@ -49,16 +49,22 @@ def test_a_composed_plan_can_run(tmp_path: Path) -> None:
     [
         (library("1f1b", 3, 4), "is a plan for 3 workers, there are 2\n    → request as many workers"),
         (library("1f1b", 2, 6), "is a plan for 6 micro-batches, a step has 4\n    → accum_degree=6"),
-        (spread(), "has blocks on several workers at once\n    → "),
         (deadlocked(), "cannot run: the plan has .*\n.*dependencies: "),
         (greedy(), "cannot run: the plan has .*\n.*memory: "),
     ],
-    ids=["workers", "micro-batches", "spread", "deadlocked", "memory"],
+    ids=["workers", "micro-batches", "deadlocked", "memory"],
 )
 def test_what_cannot_is_an_error(plan: SchedPlan, text: str, tmp_path: Path) -> None:
     path = plan.save(tmp_path / "plan.json")
     with pytest.raises(InvalidPlanError, match=text):
         load_user_plan(path, 2, 4)
+
+
+def test_blocks_on_several_workers_are_read_where_stages_can_be_divided(tmp_path: Path) -> None:
+    path = spread().save(tmp_path / "plan.json")
+    assert group_size(load_user_plan(path, 2, 4)) == 2
+    with pytest.raises(InvalidPlanError, match="has blocks on several workers at once\n    → "):
+        load_user_plan(path, 2, 4, groups=False)
 
 
 @pytest.mark.parametrize("contents", [None, "", "{}", "[1, 2"])

@@ -62,8 +62,9 @@ def test_a_stage_with_too_few_workers_is_refused():
         StepProgram(tuple(chain(1)), rows("0F0 0B0", "0F0 0B0"), shards=(3,))
 
 
-def test_blocks_on_several_devices_are_refused():
+def test_blocks_on_several_devices_are_stages_on_shards():
     plan = SchedPlan(2)
     plan.add_block(Block(0, 1, 0, "forward", stage=0), [0, 1], 0)
-    with pytest.raises(InvalidPlanError, match="give one device per block, and sharding_size"):
-        make_program(chain(1), plan)
+    assert make_program(chain(1), plan).shards == (2,)
+    with pytest.raises(InvalidPlanError, match="leave sharding_size out"):
+        make_program(chain(1), plan, shards=2)

@@ -15,6 +15,7 @@ import torch
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from gemini.collectives.attention_ops import divided_multi_head_attention
 from gemini.ir.call_binding import bind
 from gemini.ir.encode import decode
 from gemini.ir.interpreter import Execution
@@ -31,7 +32,7 @@ from gemini.tensor_parallel.layouts import (
     unit_range,
     value_part,
 )
-from gemini.tensor_parallel.shard_plan import SAME, VOCABULARY_EMBEDDING, conversions
+from gemini.tensor_parallel.shard_plan import DIVIDED_HEADS, SAME, VOCABULARY_EMBEDDING, conversions
 
 
 def whole_of(parts, layout):
@@ -145,6 +146,9 @@ class _Shard(Execution):
         try:
             if one.local == VOCABULARY_EMBEDDING:
                 return self._embedding(one, args, kwargs, held)
+            if one.local == DIVIDED_HEADS:  # (samples, heads, …) are drawn
+                with SlicedMask(one.mask, self.whole.plan.size, self.at, (0, args[4]), None):
+                    return divided_multi_head_attention(*args, **kwargs)
             if one.local != SAME:
                 return self._cross_entropy(node, one, args, kwargs)
             if not node.random or node.kind == "block":

@@ -102,3 +102,36 @@ def test_calls_of_one_module_share_their_layouts():
     (_, short), (_, long) = planned(Recurrent(3), x), planned(Recurrent(6), x)
     assert short.facts["variables"] == long.facts["variables"]
     assert [one.layout for one in short.tensors] == [one.layout for one in long.tensors]
+
+
+class Attention(nn.Module):
+    """Attention of torch.nn by heads: on itself with a mask, and on another value."""
+
+    def __init__(self):
+        super().__init__()
+        self.own, self.cross = (nn.MultiheadAttention(16, 4, dropout=0.2) for _ in range(2))
+
+    def forward(self, x, y):
+        mask = nn.Transformer.generate_square_subsequent_mask(x.shape[0], dtype=x.dtype)
+        x = self.own(x, x, x, attn_mask=mask, is_causal=True, need_weights=False)[0]
+        padding = torch.zeros(y.shape[1], y.shape[0], dtype=torch.bool).index_fill(1, torch.tensor([0]), True)
+        return self.cross(x, y, y, key_padding_mask=padding, need_weights=False)[0]
+
+
+class Adapted(nn.Module):
+    """A frozen weight with a small trained one beside it."""
+
+    def __init__(self):
+        super().__init__()
+        self.base, self.low, self.high = nn.Linear(32, 32), nn.Linear(32, 2, bias=False), nn.Linear(2, 32, bias=False)
+        self.base.requires_grad_(False)
+
+    def forward(self, x):
+        return self.base(x) + self.high(self.low(x))
+
+
+@pytest.mark.parametrize(("model", "shapes"), [(Attention, [(5, 3, 16), (6, 3, 16)]), (Adapted, [(4, 32)])])
+def test_attention_layers_and_frozen_weights_are_divided(model, shapes):
+    torch.manual_seed(1)
+    _, plan = planned(model(), *(torch.randn(shape).double() for shape in shapes))
+    assert plan.sharded_share > 0.9

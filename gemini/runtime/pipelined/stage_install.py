@@ -74,7 +74,7 @@ def _record_holdings(plan: StepPlan, managed: PlacedModel) -> None:
         word = "stage" if len(one.stages) == 1 else "stages"
         planned = format_bytes(one.memory.total_mb * MB)
         for shard in range(plan.shard_count):
-            which = f", shard {shard}" if plan.shards is not None else ""
+            which = f", shard {shard}" if plan.shard_count > 1 else ""
             managed.pool.workers[one.worker * plan.shard_count + shard].contents[managed.name] = (
                 f"{word} {stages}{which} of {managed.name} ({planned} planned)"
             )

@@ -134,6 +134,7 @@ def build_trace(
     """Return the timeline of a step beside its prediction; `peak_mb`: measured per worker, where known."""
     # All shards of a stage run an action together: the first stands for them.
     done = [event for event in events if event.kind in TYPES and event.worker % plan.shard_count == 0]
+    done = list({(one.stage, one.kind, one.mid): one for one in reversed(done)}.values())[::-1]
     first = min(event.begin for event in done)
     copies = replicas(plan.schedule)  # a micro-batch of the schedule is one per replica here
     ran = [

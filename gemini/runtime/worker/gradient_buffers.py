@@ -85,6 +85,11 @@ class LooseGradients:
         """Return nothing: all gradients are among the tensors of the reply."""
         return []
 
+    def withhold(self, parameters: Iterable[torch.Tensor]) -> None:
+        """Free the gradients of parameters that another shard reports."""
+        for parameter in parameters:
+            parameter.grad = None
+
     def discard(self) -> None:
         """Free the gradients of a failed step."""
         for parameter in self._parameters:
@@ -153,6 +158,19 @@ class GradientBuffers:
         for shared in found:
             shared.parameter.grad = None
         return found
+
+    def withhold(self, parameters: Iterable[torch.Tensor]) -> None:
+        """Free the gradients of parameters that another shard reports."""
+        found = [self._shared.pop(id(one), None) for one in parameters]
+        for shared in found:
+            if shared is not None:
+                shared.parameter.grad = None
+        kept = {(one.device, *slab) for one in self._shared.values() for slab in tensor_header.slabs_of(one.header)}
+        free = {
+            (one.device, *slab) for one in found if one is not None for slab in tensor_header.slabs_of(one.header)
+        } - kept
+        for device, *slab in free:
+            self.link.transport.buffers[device].pool.release([Slab(*slab)])
 
     def discard(self) -> None:
         """Free the buffers of a failed step."""

@@ -15,6 +15,7 @@ from gemini.runtime.worker.group_gradients import GroupGradients, GroupLayout
 from gemini.runtime.worker.stage_shards import StageShards
 from gemini.runtime.worker.stage_state import LiveStage
 from gemini.runtime.worker.value_mailbox import count_local_readers
+from gemini.schedule.block import FORWARD
 
 
 class InstalledProgram:
@@ -34,6 +35,7 @@ class InstalledProgram:
         if self.shards is not None:
             self.numbers |= self.shards.numbers
             self.parameters += [one.leaf for one in self.shards.slices.values()]
+            self.parameters += self.shards.separated
         self.latest: dict[int, int] = {}  # the last stage that uses a parameter
         for number, stage in sorted(self.stages.items()):
             self.latest.update({id(parameter): number for parameter in stage.parameters})
@@ -59,6 +61,7 @@ class WorkerPlan:
         self.drawing = [stage for stage, patterns in enumerate(message.draws) if patterns]
         self.is_training = self.loss is not None
         self.stages = {number: program.stages[number] for number in sorted({task.stage for task in self.tasks})}
+        self.local = {(task.stage, task.mid) for task in self.tasks if task.kind == FORWARD}
         parameters = [p for stage in self.stages.values() for p in stage.parameters]
         slices = program.shards.slices if program.shards is not None else {}
         self.places = BufferLayout.build(p for p in parameters if id(p) not in slices)

@@ -71,14 +71,19 @@ class StageShards:
         self.collectives, self.are_remote = message.collectives, message.are_remote
         self.ranks = {stage: workers.index(place) for stage, workers in message.groups.items()}
         self.slices: dict[int, ParameterShard] = {}  # by identity of the leaf
+        self.unreported: list[torch.Tensor] = []  # leaves whose gradients the first shard reports, or parts of these
         self.partial: list[torch.Tensor] = []  # parameters whose gradients the shards sum after the last backward
         self.copies: list[tuple[torch.Tensor, torch.Tensor]] = []  # own buffers, and those in shared memory
         self.writes_buffers = {stage for stage, found in message.written.items() if found}
         self.numbers: dict[int, int] = {}
+        self._separated: dict[int, nn.Parameter] = {}
         # Torch prefers gradients without gaps; those of slices have the gaps of the whole gradient.
         warnings.filterwarnings("ignore", "grad and param do not obey the gradient layout contract")
+        has_single = any(stage not in self.members for stage in stages)
         for stage, module in sorted(stages.items()):
             if stage in self.members:
+                if has_single and self.ranks[stage]:
+                    self._separate(module, message.layouts, tensors)
                 self._divide(module, self.ranks[stage], len(self.members[stage]), message.layouts, tensors)
                 if self.ranks[stage]:
                     self._copy_buffers(module, message.written.get(stage, ()))
@@ -101,9 +106,27 @@ class StageShards:
                 if number not in leaves:
                     own = parameter_slice(whole.detach(), layouts[number], size, rank)
                     leaf = leaves[number] = nn.Parameter(own, whole.requires_grad)
+                    if rank:
+                        self.unreported.append(leaf)
                     self.slices[id(leaf)] = ParameterShard(leaf, whole, layouts[number], rank, size)
                     self.numbers[id(leaf)] = number
                 part._parameters[name] = leaves[number]
+
+    def _separate(self, module: nn.Module, layouts: Mapping[int, Any], tensors: Mapping[int, torch.Tensor]) -> None:
+        """Replace whole parameters by leaves on the same memory: their gradients are those of this stage alone."""
+        cut = {id(tensors[number]) for number, layout in layouts.items() if isinstance(layout, Shard)}
+        partial = {id(tensors[number]) for number, layout in layouts.items() if not isinstance(layout, Shard)}
+        for part in module.modules():
+            for name, whole in part._parameters.items():
+                if whole is None or id(whole) in cut:
+                    continue
+                if id(whole) not in self._separated:
+                    leaf = nn.Parameter(whole.detach(), whole.requires_grad)
+                    self._separated[id(whole)] = leaf
+                    self.unreported.append(leaf)
+                    if id(whole) in partial:
+                        self.partial.append(leaf)
+                part._parameters[name] = self._separated[id(whole)]
 
     def _copy_buffers(self, module: nn.Module, written: Iterable[int]) -> None:
         """Replace the buffers that a stage writes by copies."""
@@ -116,6 +139,11 @@ class StageShards:
                         copies[id(buffer)] = buffer.detach().clone()
                         self.copies.append((copies[id(buffer)], buffer))
                     part._buffers[name] = copies[id(buffer)]
+
+    @property
+    def separated(self) -> list[nn.Parameter]:
+        """The leaves that stand for whole parameters in stages that another shard reports."""
+        return list(self._separated.values())
 
     def reports(self, stage: int) -> bool:
         """Whether this worker reports the results of a stage that all its shards have: it is the first."""

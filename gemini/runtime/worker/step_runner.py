@@ -378,7 +378,7 @@ class StepRunner:
                 keys, tensors = [(name, reader) for name, reader, _ in found], [grad for _, _, grad in found]
                 self.peers.send(peer, PeerMessage(self.request.step, "gradient", task.mid, keys, b"", tensors))
         for name, each in parts.items():
-            if name in sent:
+            if name in sent and (self.plan.readers[name].source, task.mid) not in self.plan.local:
                 continue
             for reader, grad in each:
                 if self.plan.readers[name].source is None:
@@ -424,6 +424,8 @@ class StepRunner:
         gathered = self._gather_slices()
         if not any(self.plan.reports(stage) for stage in self.plan.stages):
             return self._report_nothing()
+        if self.program.shards is not None:
+            self.gradients.withhold(self.program.shards.unreported)
         loose = [p for p in self.program.parameters if p.grad is not None and self.gradients.is_loose(p.grad)]
         tensors: list[Any] = [parameter.grad for parameter in loose] + [whole for _, whole in gathered]
         shared = self.gradients.hand_over()

@@ -11,8 +11,10 @@ from torch.nn import functional as F
 
 import gemini
 from gemini import GeminiConfig
-from gemini.errors import WorkerError
+from gemini.errors import GeminiError, WorkerError
 from gemini.runtime.interception import dispatch
+from gemini.schedule.composer import Composer
+from gemini.schedule.placements import placement
 
 SHARDS = {"mode": "sharding", "sharding_size": 2}
 HYBRID = {"mode": "hybrid", "pipeline_degree": 2, "sharding_size": 2, "accum_degree": 4}
@@ -68,11 +70,6 @@ def build(**options):
     return Mixer(**options).double()
 
 
-def paths_of(model):
-    """The path of every call so far."""
-    return dict(dispatch.find_managed(model).journal.paths)
-
-
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
 def test_training_equals_one_device(config):
     wanted = train(build(), clip=0.5)
@@ -84,6 +81,36 @@ def test_training_equals_one_device(config):
     assert found[2] == wanted[2]  # the generator is where one device leaves it
     plan = dispatch.find_managed(model).journal.plan
     assert f"{config['sharding_size']} shards" in plan
+
+
+@pytest.mark.parametrize(
+    "name", ["mshape", *(pytest.param(one, marks=pytest.mark.slow) for one in ("kshape", "nnshape", "mllm"))]
+)
+def test_blocks_on_several_workers_run_on_shards(name, tmp_path):
+    """Stages that all workers run together are divided; the others are on one worker each. A weight is in both."""
+    plan = Composer.compose(placement(name, ndevs=2), memory=8).unroll(4)
+    config = {
+        "mode": "hybrid",
+        "pipeline_degree": 2,
+        "accum_degree": 4,
+        "schedule": str(plan.save(tmp_path / "p.json")),
+    }
+    wanted, model = train(build()), build()
+    found = train(model, config=config)
+    assert found[0] == pytest.approx(wanted[0], rel=1e-10)
+    for key, value in wanted[1].items():
+        torch.testing.assert_close(found[1][key], value, rtol=1e-9, atol=1e-11, msg=key)
+    assert found[2] == wanted[2]
+    assert "some of 2 shards" in dispatch.find_managed(model).journal.plan
+
+
+def test_scopes_are_overridden():
+    model = build()
+    train(model, config={**SHARDS, "sharding_overrides": {"up": "replicate", "down": "replicate"}})
+    part = float(dispatch.find_managed(model).journal.plan.partition("% of parameter")[0].rpartition(" ")[2])
+    assert part < 70  # percent; without overrides nearly all
+    with pytest.raises(GeminiError, match=r"(?s)no scope 'upp'.*did you mean 'up'"):
+        gemini.compile(build(), GeminiConfig(**SHARDS, sharding_overrides="upp=replicate"))
 
 
 def test_buffers_are_written_once():
