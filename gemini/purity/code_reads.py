@@ -40,9 +40,7 @@ _CHANGING = frozenset(  # functions that change an argument
         "insort", "insort_left", "insort_right", "copyto", "put", "place", "putmask", "fill_diagonal", "next",
     ]
 )  # fmt: skip
-_BY_STRINGS = frozenset(
-    ["getattr", "hasattr", "setattr", "delattr", "getattr_static", "__getattribute__", "__getattr__", "__setattr__"]
-)
+_BY_STRINGS = frozenset(["getattr", "hasattr", "setattr", "delattr", "getattr_static", "__getattribute__"])
 _DYNAMIC = frozenset(["vars", "__dict__", "attrgetter", "methodcaller", "dir"])
 
 

@@ -16,6 +16,7 @@ and restored around trial runs. A change of any other value (a global counter, a
 from __future__ import annotations
 
 import builtins
+import collections
 import functools
 import inspect
 import io
@@ -385,7 +386,8 @@ class Reach:
     def _reach_items(self, text: str, value: Any, is_own: bool) -> None:
         self._set = text if isinstance(value, set) else self._set
         items: Iterable[Any] = (*value, *value.values()) if isinstance(value, Mapping) else value
-        self._reach(text, getattr(value, "default_factory", None), is_own=is_own)
+        if isinstance(value, collections.defaultdict):
+            self._reach(text, value.default_factory, is_own=is_own)
         for item in items:
             if not is_plain(item):
                 self._reach(f"an item of {text}", item, is_own=is_own)
