@@ -8,7 +8,7 @@ are refused.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn, Protocol
 
 import torch
@@ -122,6 +122,7 @@ class ReadRecorder(Protocol):
 
     nodes: list[Node]
     dynamic: dict[Ref, DynamicShape]
+    disguise: Callable[[Any], Any] | None
 
     def origin(self, tensor: torch.Tensor) -> Ref:
         """Return the node a tensor came from."""
@@ -134,6 +135,9 @@ class ReadRecorder(Protocol):
 
     def on_concretize(self, expr: Expr, value: int | float) -> None:
         """Record a traced number that became plain."""
+
+    def on_hash(self) -> None:
+        """Record that a traced number was looked up in a table."""
 
     def refuse(self, reason: str) -> NoReturn:
         """Refuse to trace the current region."""

@@ -5,6 +5,7 @@ Tensors are identified by object identity. A tensor without an origin is refused
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import torch
@@ -74,6 +75,7 @@ class TraceState:
         self.host_rng = host_rng_fingerprint()
         self.op_counts: dict[tuple[str, ...], int] = {}  # operations a scope has run
         self.scaling_reads: ScalingReadWatcher | None = None
+        self.disguise: Callable[[Any], Any] | None = None  # of traced numbers
 
     def release(self) -> None:
         """Release all tensors; the nodes remain."""
@@ -228,6 +230,9 @@ class TraceState:
     def on_concretize(self, expr: Expr, value: int | float) -> None:
         """Record a traced number that became plain."""
         self.guard(expr, value, concrete=True)
+
+    def on_hash(self) -> None:
+        """Record nothing: a hit of a table compares the number."""
 
     def guard(self, expr: Expr, expected: Any, concrete: bool = False) -> None:
         """Record a guard; refuse one that depends on results of the model's parameters."""

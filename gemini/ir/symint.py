@@ -9,7 +9,8 @@ subclasses of `int` and `float` that carry an expression:
 
 Arithmetic builds expressions. A comparison decides a branch of the model's Python, so its outcome is recorded as a
 guard. Each conversion to a plain number (`int()`, `math.sqrt`, indexing) records a guard on its value. Reads by C code
-that bypass these methods (`math.cos(f)`, `items[:n]`) are detected by comparing the traces of two batch sizes.
+that bypass these methods (`math.cos(f)`, `items[:n]`) are detected by comparing the traces of two batch sizes, and by
+traces in which C code sees another number (`gemini.capture.hidden_size_reads`).
 """
 
 from __future__ import annotations
@@ -34,6 +35,11 @@ class Expr:
 
 class GuardLog(Protocol):
     """Receives the facts about traced numbers that the model's Python depends on."""
+
+    disguise: Callable[[Any], Any] | None  # the number that C code sees instead of the value
+
+    def on_hash(self) -> None:
+        """Record that a traced number was looked up in a table."""
 
     def on_compare(self, expr: Expr, outcome: bool) -> None:
         """Record a comparison that the model's Python branched on."""
@@ -73,11 +79,7 @@ _OPAQUE_BINARY = ("and", "or", "xor", "lshift", "rshift", "divmod")
 
 def to_plain(value: Any) -> Any:
     """Return the plain number of a traced one; any other value unchanged."""
-    if isinstance(value, TracedInt):
-        return int.__int__(value)
-    if isinstance(value, TracedFloat):
-        return float.__float__(value)
-    return value
+    return value.plain if isinstance(value, (TracedInt, TracedFloat)) else value
 
 
 def make_traced(value: int | float, expr: Expr, log: GuardLog) -> Any:
@@ -92,18 +94,19 @@ class TracedInt(int):
 
     expr: Expr
     log: GuardLog
+    plain: int
 
     def __new__(cls, value: int, expr: Expr, log: GuardLog) -> TracedInt:
         """Make the number and attach its expression."""
-        number = int.__new__(cls, value)
-        number.expr, number.log = expr, log
+        number = int.__new__(cls, value if log.disguise is None else log.disguise(value))
+        number.expr, number.log, number.plain = expr, log, value
         return number
 
     def __reduce__(self) -> Any:
-        return (int, (int.__int__(self),))
+        return (int, (self.plain,))
 
     def __deepcopy__(self, memo: Any) -> int:
-        return int.__int__(self)
+        return self.plain
 
     def __repr__(self) -> str:
         return int.__repr__(self)
@@ -119,18 +122,19 @@ class TracedFloat(float):
 
     expr: Expr
     log: GuardLog
+    plain: float
 
     def __new__(cls, value: float, expr: Expr, log: GuardLog) -> TracedFloat:
         """Make the number and attach its expression."""
-        number = float.__new__(cls, value)
-        number.expr, number.log = expr, log
+        number = float.__new__(cls, value if log.disguise is None else log.disguise(value))
+        number.expr, number.log, number.plain = expr, log, value
         return number
 
     def __reduce__(self) -> Any:
-        return (float, (float.__float__(self),))
+        return (float, (self.plain,))
 
     def __deepcopy__(self, memo: Any) -> float:
-        return float.__float__(self)
+        return self.plain
 
     def __repr__(self) -> str:
         return float.__repr__(self)
@@ -203,6 +207,11 @@ def _round(self: Any, digits: int | None = None) -> Any:
     return make_traced(round(to_plain(self)), Expr("round", (self.expr,)), self.log)
 
 
+def _hash(self: Any) -> int:
+    self.log.on_hash()
+    return hash(to_plain(self))
+
+
 def _truth(self: Any) -> bool:
     self.log.on_compare(Expr("bool", (self.expr,)), bool(to_plain(self)))
     return bool(to_plain(self))
@@ -216,7 +225,7 @@ def _install(cls: type, concrete: type) -> None:
         setattr(cls, f"__{op}__", _unary(op))
     for op in _COMPARE:
         setattr(cls, f"__{op}__", _compare(op))
-    setattr(cls, "__hash__", lambda self: hash(to_plain(self)))  # noqa: B010 - defining __eq__ removed it
+    setattr(cls, "__hash__", _hash)  # noqa: B010 - defining __eq__ removed it
     setattr(cls, "__bool__", _truth)  # noqa: B010
     setattr(cls, "__round__", _round)  # noqa: B010
     setattr(cls, "__int__", _concretize(int))  # noqa: B010

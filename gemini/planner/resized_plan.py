@@ -9,6 +9,7 @@ again; capture, profile, search, code generation and installation are not.
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from gemini.capture.hidden_size_reads import find_hidden_size_read
 from gemini.ir.call_binding import bind, signature_of
 from gemini.ir.graph import Graph
 from gemini.ir.node import Node, TensorMeta
@@ -28,6 +30,7 @@ from gemini.planner.plan_reuse import is_comparable, work_ratio
 from gemini.planner.step_plan import StepPlan, UnplannableError
 from gemini.random_numbers.rng_recorder import RandomOpPattern
 
+_log = logging.getLogger(__name__)
 _Key = tuple[str, Path]
 _SIZES = ("outputs",)  # fields of nodes that hold sizes; all others must be equal
 
@@ -56,10 +59,18 @@ class PlanPair:
     patterns: tuple[tuple[tuple[RandomOpPattern, tuple[SizeRule, ...], SizeRule], ...], ...]
 
     @staticmethod
-    def of(
-        first: StepPlan, shapes: Sequence[Shape], second: StepPlan, other_shapes: Sequence[Shape]
+    def of(  # noqa: PLR0917
+        first: StepPlan,
+        shapes: Sequence[Shape],
+        second: StepPlan,
+        other_shapes: Sequence[Shape],
+        model: nn.Module,
+        call: tuple[tuple[Any, ...], dict[str, Any]],
     ) -> PlanPair | None:
-        """Return the pair of two plans, for calls with tensors of these shapes; None where they differ otherwise."""
+        """Return the pair of two plans, for calls with tensors of these shapes; None where they differ otherwise.
+
+        `call`: a further one of the model, to find sizes that its Python reads unseen.
+        """
         if not (_may_resize(first) and _may_resize(second)) or not _have_same_steps(first, second):
             return None
         free = FreeSizes.between(shapes, other_shapes, first.batch.dims)
@@ -74,6 +85,10 @@ class PlanPair:
         except (_NoRule, ValueError):  # another number of random ops
             return None
         if first.build().sources != second.build().sources:
+            return None
+        part = slice_call(*call, first.batch, 0, first.graph.batch_size or 1)
+        if reason := find_hidden_size_read(first.graph, model, *part):
+            _log.debug("a plan per size: %s", reason)
             return None
         return PlanPair(first, free, metas, patterns)
 

@@ -51,19 +51,21 @@ class SizeFamily:
         plans = [kind for kind in kinds if kind.plan is not None and kind.plan.shards is None]
         own = [kind for kind in plans if kind.origin is None][-_PAIRED:]
         for one, other in combinations(own, 2):
-            pair = self._pair(one, other)
+            pair = self._pair(one, other, model, call)
             plan = None if pair is None else pair.resize(model, *call.with_tensors(call.tensors), shapes)
             if plan is not None and plan.can_split(plan.batch.size, micro_batches):
                 return one, plan
         return None
 
-    def _pair(self, one: CallKind, other: CallKind) -> PlanPair | None:
+    def _pair(self, one: CallKind, other: CallKind, model: nn.Module, call: ModelCall) -> PlanPair | None:
         assert one.plan is not None
         assert other.plan is not None
         key = id(one.plan), id(other.plan)
         held = self.pairs.get(key)
         if key not in self.pairs or (held is not None and held.plan is not one.plan):
-            self.pairs[key] = PlanPair.of(one.plan, one.shapes, other.plan, other.shapes)
+            self.pairs[key] = PlanPair.of(
+                one.plan, one.shapes, other.plan, other.shapes, model, call.with_tensors(call.tensors)
+            )
         return self.pairs[key]
 
     # ── outputs ────────────────────────────────────────────────────────────────────────────────────────────────────
