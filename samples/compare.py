@@ -1,4 +1,4 @@
-"""Run a sample under `gemini_python`, then under `python`, and compare the last losses.
+"""Run a sample under `gemini_python`, then under `python`; compare the last losses and the time per step.
 
     python samples/compare.py samples/mnist/train.py --epochs 3
     MODE=hybrid python samples/compare.py samples/gpt/train.py --steps 20
@@ -23,10 +23,11 @@ MODES = {
     "hybrid": ("--mode", "hybrid", "--sharding-size", "2", *_STAGES),
 }
 LOSS = re.compile(r"loss[^\d\n]{1,3}(\d+\.\d+)")
+STEP = re.compile(r"(\d+(?:\.\d+)?) ms per step")  # a sample that measures its steps prints this
 
 
-def last_loss(text):
-    found = LOSS.findall(text)
+def last(pattern, text):
+    found = pattern.findall(text)
     return float(found[-1]) if found else None
 
 
@@ -67,10 +68,14 @@ def main():
         parallel = run([launcher, *MODES[mode], script, *arguments], None, show=True)
         print("── the same on one device …", file=sys.stderr, flush=True)
         single = run([sys.executable, script, *alone], name, show=False)
-    two, one = last_loss(parallel), last_loss(single)
+    two, one = last(LOSS, parallel), last(LOSS, single)
     if two is None or one is None:
         sys.exit("no loss was printed")
-    print(f"last loss: {two} on two workers, {one} on one device, difference {abs(two - one):.1g}")
+    print(f"last loss: {two} in workers, {one} on one device, difference {abs(two - one):.1g}")
+    two, one = last(STEP, parallel), last(STEP, single)
+    if two and one:
+        cores = len(os.sched_getaffinity(0))
+        print(f"time per step: {two} ms in workers, {one} ms under python on {cores} cores: {one / two:.2f} ×")
 
 
 if __name__ == "__main__":

@@ -39,5 +39,5 @@ cat "$out/workers.txt"
 last() { sed -n '$s/.*loss //p' "$1"; }
 awk -v two="$(last "$out/workers.txt")" -v one="$(last "$out/dump.txt")" 'BEGIN {
     apart = two - one
-    printf "last loss: %s on two workers, %s on one device, difference %.1g\n", two, one, apart < 0 ? -apart : apart
+    printf "last loss: %s in workers, %s on one device, difference %.1g\n", two, one, apart < 0 ? -apart : apart
 }'

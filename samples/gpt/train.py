@@ -2,6 +2,8 @@
 
 import argparse
 import math
+import statistics
+import time
 from pathlib import Path
 
 import torch
@@ -139,7 +141,9 @@ def main():
         start = saved["step"]
         print(f"resumed at step {start}")
 
+    seconds = []
     for step in range(start, args.steps):
+        began = time.perf_counter()
         for group in optimizer.param_groups:
             group["lr"] = rate(step, args)
         _, loss = model(*batch_of(train_data, args.batch_size, args.context))
@@ -147,8 +151,11 @@ def main():
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
+        seconds.append(time.perf_counter() - began)
         if step % 10 == 0 or step == args.steps - 1:
             print(f"step {step:4d}  loss {loss.item():.6f}")
+    if seconds:
+        print(f"{1e3 * statistics.median(seconds):.1f} ms per step")
 
     if args.save:
         saved = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}

@@ -1,6 +1,8 @@
 """Train a small convolutional network on handwritten digits."""
 
 import argparse
+import statistics
+import time
 from pathlib import Path
 
 import torch
@@ -52,15 +54,20 @@ def load_digits():
 
 
 def train(model, device, loader, optimizer, *, epoch, log_interval):
+    """Train for an epoch; return the seconds of each step."""
     model.train()
+    seconds = []
     for batch, (images, labels) in enumerate(loader):
+        began = time.perf_counter()
         images, labels = images.to(device), labels.to(device)
         optimizer.zero_grad()
         loss = F.cross_entropy(model(images), labels)
         loss.backward()
         optimizer.step()
+        seconds.append(time.perf_counter() - began)
         if batch % log_interval == 0:
             print(f"epoch {epoch}  {batch * len(images):>6} / {len(loader.dataset)}  loss {loss.item():.4f}")
+    return seconds
 
 
 @torch.no_grad()
@@ -103,10 +110,12 @@ def main():
     optimizer = torch.optim.Adam(model.parameters(), lr=args.lr)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, args.gamma)
     accuracy = test(model, device, test_loader)
+    seconds = []
     for epoch in range(1, args.epochs + 1):
-        train(model, device, train_loader, optimizer, epoch=epoch, log_interval=args.log_interval)
+        seconds += train(model, device, train_loader, optimizer, epoch=epoch, log_interval=args.log_interval)
         accuracy = test(model, device, test_loader)
         scheduler.step()
+    print(f"{1e3 * statistics.median(seconds):.1f} ms per step")
 
     if args.save:
         torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, args.save)

@@ -63,9 +63,8 @@ def test_two_workers_end_with_the_loss_of_one_device(name: str, tmp_path: Path) 
     if name in NEEDED:
         pytest.importorskip(NEEDED[name])
     said = run(SAMPLES / "compare.py", SAMPLES / name / "train.py", *QUICK[name], folder=tmp_path)
-    last = said.splitlines()[-1]
-    found = re.fullmatch(r"last loss: ([\d.]+) on two workers, ([\d.]+) on one device, difference (\S+)", last)
-    assert found, last
+    found = re.search(r"^last loss: ([\d.]+) in workers, ([\d.]+) on one device, difference \S+$", said, re.MULTILINE)
+    assert found, said
     assert abs(float(found[1]) - float(found[2])) <= 1e-4 * float(found[2])
 
 
@@ -86,7 +85,8 @@ def test_gpt_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
     run(script, "--steps", "4", *small, "--save", "gpt.pt", folder=tmp_path)
     rest = run(script, "--steps", "8", *small, "--resume", "gpt.pt", folder=tmp_path)
     assert rest.splitlines()[0] == "resumed at step 4"
-    assert rest.splitlines()[-3:] == whole.splitlines()[-3:]
+    ends = [[line for line in text.splitlines() if "ms per step" not in line][-3:] for text in (rest, whole)]
+    assert ends[0] == ends[1]
 
 
 @pytest.mark.slow
