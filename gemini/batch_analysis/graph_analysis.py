@@ -79,11 +79,12 @@ def prove_graph(
     least: int = 1,
     *,
     micro_batch_statistics: bool = False,
+    memo: dict[Any, Any] | None = None,
 ) -> GraphKinds:
     """Propagate batch kinds through a graph. With a call, its tensors determine the order of the inputs.
 
     `least`: the fewest samples of a micro-batch. `micro_batch_statistics`: batch normalization may use those of
-    each micro-batch.
+    each micro-batch. `memo`: known results of leaves (`keep_equal_leaves`).
     """
     modules = {
         node.target: graph.bound_model().get_submodule(node.target) for node in graph.nodes if node.kind == "module"
@@ -97,6 +98,7 @@ def prove_graph(
         _input_order(graph, args, kwargs),
         own,
         least,
+        {} if memo is None else memo,
     )
     forms.interpreter.blocked = _obstacle(graph)
     if forms.reason:

@@ -38,6 +38,19 @@ _KNOWN: dict[type, str] = {
     nn.Embedding: "embedding", **dict.fromkeys(_POINTWISE, "relu"),
 }  # fmt: skip
 _SIZES = (2, 3)
+SAME_LEAF = "leaf"  # keys of a memo: (this, node), with the kinds of the arguments and of the results
+
+
+def keep_equal_leaves(first: dict[Any, Any], second: dict[Any, Any]) -> dict[Any, Any]:
+    """Return the leaves with equal kinds in two proofs, which differ in sizes: they need no analysis at further sizes.
+
+    Kinds that depend on sizes in other ways than equal numbers are in neither.
+    """
+    return {
+        key: found
+        for key, found in first.items()
+        if key[0] == SAME_LEAF and not isinstance(found[1], _Refusal) and second.get(key) == found
+    }
 
 
 def analyze_leaf(
@@ -62,6 +75,10 @@ def analyze_leaf(
     found = None if node.changes else _apply_known_rule(module, args, kwargs, statement)
     if found is not None:
         return found
+    kinds = tuple(value.kind for value in given)
+    at_other_sizes = memo.get((SAME_LEAF, node.id))
+    if at_other_sizes is not None and at_other_sizes[0] == kinds:
+        return _map_to_graph(at_other_sizes[1], given)
     numbers = tuple(
         (type(leaf), leaf) for leaf in leaves((args, kwargs)) if isinstance(leaf, (int, float, UnknownNumber))
     )
@@ -69,6 +86,8 @@ def analyze_leaf(
     key = (node_signature(graph, node, costs=False), seen, numbers, tuple(model_objects(node)))
     if key not in memo:
         memo[key] = _analyze_inside(node, module, interpreter, graph.bound_model())
+    if type(module).__module__.startswith("torch.nn."):  # other code may branch on sizes
+        memo[SAME_LEAF, node.id] = kinds, memo[key]
     return _map_to_graph(memo[key], given)
 
 

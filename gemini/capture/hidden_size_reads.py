@@ -24,13 +24,44 @@ from gemini.ir.call_binding import ModelCall
 from gemini.ir.graph import Graph
 from gemini.snapshot.model_state import ModelSnapshot
 
-
-def _raise(value: float) -> float:
-    return 5 * value + (3 if value >= 0 else -3)
+_Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 
-def _lower(value: float) -> float:
-    return type(value)(value / 3)
+def trace_again(graph: Graph, model: nn.Module, call: _Call, make: Callable[..., Tracer] = Tracer) -> Trace:
+    """Trace a further call of a captured model, with the opaque regions of its graph; no tensors are retained.
+
+    Raises TraceRefused, or the model's own error.
+    """
+    saved, subject_call = ModelSnapshot(model, watch=True), ModelCall(*call)
+    policy = LeafPolicy(blocks=dict(graph.blocks), call_reasons=dict(graph.calls))
+    try:
+        with saved.watch_writes():
+            subject = CaptureSubject(model, subject_call, saved, find_caches(model))
+            found = trace(subject, subject_call.tensors, policy, make=make)
+    finally:
+        saved.restore()
+    found.release()
+    return found
+
+
+def find_hidden_size_read(graph: Graph, model: nn.Module, call: _Call) -> str:
+    """Return how a call of the captured branch depends on sizes without a guard; '' where it does not."""
+    try:
+        one, other = (
+            trace_again(graph, model, call, partial(_DisguisingTracer, disguise=disguise))
+            for disguise in (_raise, _lower)
+        )
+    except (TraceRefused, Exception) as error:
+        return str(error) or type(error).__name__
+    if mismatch := first_mismatch(one, other):
+        return f"{mismatch[0].name}: {mismatch[1]}"
+    differing = guard_facts(one.tracer.guards.values()) ^ guard_facts(other.tracer.guards.values())
+    return f"branches: {', '.join(sorted(text for text, _ in differing))}" if differing else ""
+
+
+def guard_facts(guards: Any) -> set[tuple[str, str]]:
+    """Return guards in a comparable form."""
+    return {(str(guard.expr), repr(guard.expected)) for guard in guards}
 
 
 class _DisguisingTracer(Tracer):
@@ -47,24 +78,9 @@ class _DisguisingTracer(Tracer):
             self.refuse("its Python code looks a size up")
 
 
-def find_hidden_size_read(graph: Graph, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """Return how a call of the captured branch depends on sizes without a guard; '' where it does not."""
-    saved = ModelSnapshot(model, watch=True)
-    call = ModelCall(args, kwargs)
-    traces: list[Trace] = []
-    try:
-        with saved.watch_writes():
-            subject = CaptureSubject(model, call, saved, find_caches(model))
-            for disguise in (_raise, _lower):
-                policy = LeafPolicy(blocks=dict(graph.blocks), call_reasons=dict(graph.calls))
-                make = partial(_DisguisingTracer, disguise=disguise)
-                traces.append(trace(subject, call.tensors, policy, make=make))
-                traces[-1].release()
-    except (TraceRefused, Exception) as error:
-        return str(error) or type(error).__name__
-    finally:
-        saved.restore()
-    if mismatch := first_mismatch(*traces):
-        return f"{mismatch[0].name}: {mismatch[1]}"
-    one, other = ({(str(guard.expr), repr(guard.expected)) for guard in each.tracer.guards.values()} for each in traces)
-    return "" if one == other else f"branches: {', '.join(text for text, _ in sorted(one ^ other))}"
+def _raise(value: float) -> float:
+    return 5 * value + (3 if value >= 0 else -3)
+
+
+def _lower(value: float) -> float:
+    return type(value)(value / 3)

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from gemini.capture.hidden_size_reads import find_hidden_size_read
+from gemini.batch_analysis.leaf_modules import keep_equal_leaves
 from gemini.ir.call_binding import bind, signature_of
 from gemini.ir.graph import Graph
 from gemini.ir.node import Node, TensorMeta
@@ -27,6 +27,8 @@ from gemini.planner.buffer_writes import check_outputs_joinable
 from gemini.planner.free_sizes import FreeSizes, Shape, SizeRule, apply_rules
 from gemini.planner.microbatch_split import slice_call
 from gemini.planner.plan_reuse import is_comparable, work_ratio
+from gemini.planner.resize_check import find_resize_fault
+from gemini.planner.rng_analysis import StagePatterns
 from gemini.planner.step_plan import StepPlan, UnplannableError
 from gemini.random_numbers.rng_recorder import RandomOpPattern
 
@@ -49,7 +51,7 @@ class _MetaRules:
         return replace(meta, shape=shape, batch_factor=self.factor.at(values), strides=strides)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class PlanPair:
     """Two plans that differ in sizes alone, and the rules of these."""
 
@@ -57,20 +59,13 @@ class PlanPair:
     free: FreeSizes
     metas: Mapping[int, Mapping[_Key, _MetaRules]]  # of the nodes with sizes that differ
     patterns: tuple[tuple[tuple[RandomOpPattern, tuple[SizeRule, ...], SizeRule], ...], ...]
+    leaves: Mapping[Any, Any]  # proofs of modules that hold for both
 
     @staticmethod
-    def of(  # noqa: PLR0917
-        first: StepPlan,
-        shapes: Sequence[Shape],
-        second: StepPlan,
-        other_shapes: Sequence[Shape],
-        model: nn.Module,
-        call: tuple[tuple[Any, ...], dict[str, Any]],
+    def of(
+        first: StepPlan, shapes: Sequence[Shape], second: StepPlan, other_shapes: Sequence[Shape]
     ) -> PlanPair | None:
-        """Return the pair of two plans, for calls with tensors of these shapes; None where they differ otherwise.
-
-        `call`: a further one of the model, to find sizes that its Python reads unseen.
-        """
+        """Return the pair of two plans, for calls with tensors of these shapes; None where they differ otherwise."""
         if not (_may_resize(first) and _may_resize(second)) or not _have_same_steps(first, second):
             return None
         free = FreeSizes.between(shapes, other_shapes, first.batch.dims)
@@ -86,11 +81,8 @@ class PlanPair:
             return None
         if first.build().sources != second.build().sources:
             return None
-        part = slice_call(*call, first.batch, 0, first.graph.batch_size or 1)
-        if reason := find_hidden_size_read(first.graph, model, *part):
-            _log.debug("a plan per size: %s", reason)
-            return None
-        return PlanPair(first, free, metas, patterns)
+        leaves = keep_equal_leaves(first.forms.memo, second.forms.memo)
+        return PlanPair(first, free, metas, patterns, leaves)
 
     def resize(
         self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: Sequence[Shape]
@@ -101,7 +93,7 @@ class PlanPair:
         samples = None if values is None else _count_samples(plan, shapes)
         if values is None or samples is None:
             return None
-        graph = self._resize_graph(values)
+        graph = self.resize_graph(values)
         ratio = work_ratio(graph, plan.graph)
         if not is_comparable(ratio):  # other stages may be better
             return None
@@ -109,15 +101,27 @@ class PlanPair:
             plan,
             graph=graph,
             batch=replace(plan.batch, size=samples),
-            rng_patterns=tuple(tuple(_resize_pattern(*one, values) for one in stage) for stage in self.patterns),
+            rng_patterns=self.resize_patterns(values),
             analysis=replace(plan.analysis, step_ms=plan.step_ms * ratio),
             measured=None,
             resized_from=plan,
             _built={},
         )
-        return _prove_again(resized, model, args, kwargs, samples)
+        return _prove_again(resized, model, (args, kwargs), samples, dict(self.leaves))
 
-    def _resize_graph(self, values: Sequence[int]) -> Graph:
+    def is_sound(self, model: nn.Module, call: tuple[tuple[Any, ...], dict[str, Any]], shapes: Sequence[Shape]) -> bool:
+        """Return whether the rules hold for other sizes, too, shown by a call that can be resized."""
+        values = self.free.values(shapes, self.plan.batch.dims)
+        fault = "other sizes" if values is None else find_resize_fault(self, model, call, values)
+        _log.debug("plans are %s: %s", "not resized" if fault else "resized", fault or "all sizes are as predicted")
+        return not fault
+
+    def resize_patterns(self, values: Sequence[int]) -> StagePatterns:
+        """Return the random numbers of every stage for these free sizes."""
+        return tuple(tuple(_resize_pattern(*one, values) for one in stage) for stage in self.patterns)
+
+    def resize_graph(self, values: Sequence[int]) -> Graph:
+        """Return the graph with the sizes that follow from these free sizes."""
         nodes = list(self.plan.graph.nodes)
         for at, rules in self.metas.items():
             node = nodes[at] = copy.copy(nodes[at])
@@ -229,20 +233,20 @@ def _count_samples(plan: StepPlan, shapes: Sequence[Shape]) -> int | None:
 
 
 def _prove_again(
-    plan: StepPlan, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], samples: int
+    plan: StepPlan, model: nn.Module, call: tuple[tuple[Any, ...], dict[str, Any]], samples: int, leaves: dict[Any, Any]
 ) -> StepPlan | None:
     """Return the plan with the proof at its sizes; None where its proof or a branch on sizes is another."""
     from gemini.batch_analysis.graph_analysis import find_size_branch, prove_graph
 
     graph, first = plan.graph, plan.forms
-    part = slice_call(args, kwargs, plan.batch, 0, graph.batch_size or 1)
+    part = slice_call(*call, plan.batch, 0, graph.batch_size or 1)
     held = graph.validity
     assert held is not None
     graph.validity = Validity(signature_of(bind(model, *part)), held.batch, held.region, held.glue)
     graph.validity.fingerprint = held.fingerprint
     with torch.random.fork_rng(devices=[]):
         forms = prove_graph(
-            graph, *part, least=first.least, micro_batch_statistics=first.interpreter.micro_batch_statistics
+            graph, *part, first.least, micro_batch_statistics=first.interpreter.micro_batch_statistics, memo=leaves
         )
     if forms.reason or (forms.own_statistics, forms.order) != (first.own_statistics, first.order):
         return None

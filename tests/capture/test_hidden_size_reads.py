@@ -66,4 +66,4 @@ def test_reads_with_an_expression_are_not(name: str) -> None:
 
 def find(glue: Callable[[Net, torch.Tensor, int], torch.Tensor]) -> str:
     model, x = Net(glue), torch.randn(4, 24, 4)
-    return find_hidden_size_read(capture(model, (x,)), model, (x,), {})
+    return find_hidden_size_read(capture(model, (x,)), model, ((x,), {}))

@@ -36,6 +36,7 @@ class SizeFamily:
     """What is known about the sizes of calls of one kind: pairs of plans, and audited sizes."""
 
     pairs: dict[tuple[int, int], PlanPair | None] = field(default_factory=dict)  # by identity of the plans
+    sound: list[PlanPair] = field(default_factory=list)  # pairs whose rules were checked at further sizes
     audited: dict[Hashable, list[tuple[int, ...]]] = field(default_factory=dict)  # by loss: sizes
     outputs: list[tuple[Graph, OutputSpec]] = field(default_factory=list)  # observed
     is_fixed: bool = False  # a resized plan has failed
@@ -51,21 +52,28 @@ class SizeFamily:
         plans = [kind for kind in kinds if kind.plan is not None and kind.plan.shards is None]
         own = [kind for kind in plans if kind.origin is None][-_PAIRED:]
         for one, other in combinations(own, 2):
-            pair = self._pair(one, other, model, call)
+            pair = self._pair(one, other)
             plan = None if pair is None else pair.resize(model, *call.with_tensors(call.tensors), shapes)
-            if plan is not None and plan.can_split(plan.batch.size, micro_batches):
-                return one, plan
+            if pair is None or plan is None or not plan.can_split(plan.batch.size, micro_batches):
+                continue
+            if not self._is_sound(pair, model, call, shapes):
+                self.pairs[id(one.plan), id(other.plan)] = None
+                continue
+            return one, plan
         return None
 
-    def _pair(self, one: CallKind, other: CallKind, model: nn.Module, call: ModelCall) -> PlanPair | None:
+    def _is_sound(self, pair: PlanPair, model: nn.Module, call: ModelCall, shapes: Sequence[tuple[int, ...]]) -> bool:
+        if pair not in self.sound and pair.is_sound(model, call.with_tensors(call.tensors), shapes):
+            self.sound.append(pair)
+        return pair in self.sound
+
+    def _pair(self, one: CallKind, other: CallKind) -> PlanPair | None:
         assert one.plan is not None
         assert other.plan is not None
         key = id(one.plan), id(other.plan)
         held = self.pairs.get(key)
         if key not in self.pairs or (held is not None and held.plan is not one.plan):
-            self.pairs[key] = PlanPair.of(
-                one.plan, one.shapes, other.plan, other.shapes, model, call.with_tensors(call.tensors)
-            )
+            self.pairs[key] = PlanPair.of(one.plan, one.shapes, other.plan, other.shapes)
         return self.pairs[key]
 
     # ── outputs ────────────────────────────────────────────────────────────────────────────────────────────────────

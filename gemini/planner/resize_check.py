@@ -1,0 +1,88 @@
+"""Resize check: do the sizes of a resized plan hold beyond the two calls that they were learned from?
+
+Two calls do not tell `t // 3` from a constant, if they have 12 and 14 entries. So before a pair of plans is used, the
+model is traced once more: as the present call, and at lengths that are made from its inputs, by repeating or cutting
+them. Every value must have the predicted shape, and every random op too. Lengths that the model rejects, or at which it
+takes another branch, tell nothing: guards refuse them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from gemini.capture.hidden_size_reads import find_hidden_size_read, guard_facts, trace_again
+from gemini.capture.trace_state import TraceRefused
+from gemini.ir.call_binding import ModelCall
+from gemini.planner.microbatch_split import slice_call
+from gemini.planner.rng_analysis import record_stage_rng
+from gemini.planner.step_plan import UnplannableError
+
+if TYPE_CHECKING:
+    from gemini.planner.free_sizes import FreeSizes
+    from gemini.planner.resized_plan import PlanPair
+
+_Call = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+def find_resize_fault(pair: PlanPair, model: nn.Module, call: _Call, values: Sequence[int]) -> str:
+    """Return why plans must not be resized by a pair, shown by a call with these free sizes; '' where they may."""
+    part = slice_call(*call, pair.plan.batch, 0, pair.plan.graph.batch_size or 1)
+    if reason := find_hidden_size_read(pair.plan.graph, model, part):
+        return reason
+    for sizes in _probe_sizes(values):
+        reason = _find_other_size(pair, model, (part, call), sizes, is_own=tuple(sizes) == tuple(values))
+        if reason:
+            return f"{reason} at {', '.join(map(str, sizes))}"
+    return ""
+
+
+def _probe_sizes(values: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """Yield the free sizes of a call, and others: smaller and larger, even and odd."""
+    yield tuple(values)
+    yield tuple(max(2, size - 1) for size in values)
+    yield tuple(max(2, size // 2 + 1) for size in values)
+    yield tuple(2 * size + 1 for size in values)
+
+
+def _find_other_size(
+    pair: PlanPair, model: nn.Module, calls: tuple[_Call, _Call], sizes: tuple[int, ...], *, is_own: bool
+) -> str:
+    """Return a value or random op whose size is not the predicted one at these free sizes; '' where there is none."""
+    part, whole = (_resize_call(one, pair.free, sizes) for one in calls)
+    try:
+        found = trace_again(pair.plan.graph, model, part)
+    except (TraceRefused, Exception) as error:
+        return str(error) or type(error).__name__ if is_own else ""
+    if guard_facts(found.tracer.guards.values()) != guard_facts(pair.plan.graph.guards):
+        return ""
+    predicted = pair.resize_graph(sizes).nodes
+    if len(found.nodes) != len(predicted):
+        return "the number of its steps"
+    for node, expected in zip(found.nodes, predicted, strict=True):
+        for key, meta in node.outputs.items():
+            twin = expected.outputs.get(key)
+            # Inputs that are made up have no gaps between their entries.
+            if twin is not None and (meta.shape != twin.shape or (is_own and meta.strides != twin.strides)):
+                return f"{expected.name} has shape {meta.shape} instead of {twin.shape}"
+    try:
+        patterns, _ = record_stage_rng(pair.plan.build(), *whole, pair.plan.batch)
+    except (UnplannableError, RuntimeError, ValueError, IndexError) as error:
+        return str(error) if is_own else ""
+    return "" if patterns == pair.resize_patterns(sizes) else "its random numbers"
+
+
+def _resize_call(call: _Call, free: FreeSizes, sizes: Sequence[int]) -> _Call:
+    """Return a call with these free sizes: entries are repeated, or cut off."""
+    found = ModelCall(*call)
+    tensors = []
+    for tensor, places in zip(found.tensors, free.places, strict=True):
+        for dim, place in enumerate(places):
+            if place is not None and sizes[place] != tensor.shape[dim]:
+                with torch.no_grad():
+                    tensor = tensor.index_select(dim, torch.arange(sizes[place]) % tensor.shape[dim])
+        tensors.append(tensor)
+    return found.with_tensors(tensors)
