@@ -71,6 +71,19 @@ class Cached(nn.Module):
         return self.second(self.first(x.mT) * self.scale[:, None]).mT
 
 
+class Unseen(nn.Module):
+    """Its number of layers follows from the length in C code, and two lengths do not show how it pools."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Conv1d(4, 4, 1) for _ in range(5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers[: 1 + x.shape[2] // 10]:
+            x = layer(x).tanh()
+        return F.avg_pool1d(x, 3)
+
+
 class Signals(nn.Module):
     """Convolutions that keep the length."""
 
@@ -181,6 +194,10 @@ def test_equal_to_one_device_with_two_captures(
 
 def test_tensors_kept_for_the_last_length(pool: WorkerPool) -> None:
     compare(Case(Cached, filtered), SAMPLES, pool, lengths=(16, 16, 12, 20, 20, 8, 30, 4, 2, 1, 3, 3, 16))
+
+
+def test_sizes_that_two_lengths_do_not_show(pool: WorkerPool) -> None:
+    compare(Case(Unseen, filtered), SAMPLES, pool, lengths=(12, 12, 14, 30, 13, 40, 28, 12, 31, 22, 36, 14, 25))
 
 
 def compare(case: Case, samples: tuple[int, ...], pool: WorkerPool, lengths: tuple[int, ...] = LENGTHS) -> ModelJournal:
