@@ -17,7 +17,7 @@ PACKAGE = Path(gemini.__file__).parent
 
 LAYERS = (
     ("errors", "log", "atomic_files", "quiet_warnings", "autograd_engine", "cache_files", "cpsat_library", "malloc",
-     "nearest_name", "entry_points", "dot_render", "user_code", "torch_range"),
+     "nearest_name", "entry_points", "progress_line", "dot_render", "user_code", "torch_range"),
     ("schedule",),
     ("cluster",),
     ("config",),

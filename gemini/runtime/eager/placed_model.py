@@ -22,6 +22,7 @@ from gemini.errors import WorkerError
 from gemini.guards.guard_set import GuardSet
 from gemini.ir.autograd_modes import Region
 from gemini.ir.call_binding import bind, signature_of
+from gemini.progress_line import ProgressLine
 from gemini.runtime.devices.host_memory import format_bytes
 from gemini.runtime.devices.worker_devices import model_device
 from gemini.runtime.eager.first_call_trace import FirstCallTrace, ModuleTrace
@@ -80,8 +81,12 @@ class PlacedModel:
             self.planned = not isinstance(error, WorkerError)  # the next call raises as well
             raise
 
+    def _describe_start(self, seconds: float) -> str:
+        return f"gemini: {self.name}: {len(self.pool.workers)} workers are starting, {seconds:.0f} s so far"
+
     def _plan(self, model: nn.Module, first_call: FirstCallTrace) -> dict[nn.Module, RemoteModule]:
-        self.pool.await_ready()
+        with ProgressLine(self._describe_start, quiet=self.record.quiet or self.pool.is_ready):
+            self.pool.await_ready()
         self._names = {id(module): name for name, module in model.named_modules()}
         named = (*model.named_parameters(), *model.named_buffers())
         self.shared_parameters.names = {id(tensor): name for name, tensor in named}
