@@ -93,7 +93,7 @@ class FreeSizes:
                 return SizeRule(first // one, (a, b))
         sums = [SizeRule(1, (at,), first - one) for at, (one, other) in enumerate(self.pairs)
                 if first - one == second - other]  # fmt: skip
-        return sums[0] if sums else self._line(first, second)
+        return min(sums, key=lambda rule: abs(rule.offset)) if sums else self._line(first, second)
 
     def _line(self, first: int, second: int) -> SizeRule | None:
         for at, (one, other) in enumerate(self.pairs):
