@@ -1,9 +1,9 @@
 """Resize check: do the sizes of a resized plan hold beyond the two calls that they were learned from?
 
 Two calls do not tell `t // 3` from a constant, if they have 12 and 14 entries. So before a pair of plans is used, the
-model is traced once more: as the present call, and at two lengths that are made from its inputs, by repeating or cutting
-them. Every value must have the predicted shape, and every random op too. Lengths that the model rejects, or at which it
-takes another branch, tell nothing: guards refuse them.
+model is traced again: as the present call, and at two lengths made from its inputs, which are repeated or cut. Every
+value must have the predicted shape, and every random op too. Lengths that the model rejects, or at which it takes
+another branch, tell nothing: guards refuse them.
 """
 
 from __future__ import annotations
