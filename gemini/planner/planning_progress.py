@@ -2,7 +2,8 @@
 
     ⠋ planning Net: profile ━━━━━━━━━━━━╺━━━━━━━━━━━ 0:00:03
 
-Drawn by a thread on standard error, and removed at the end. Nothing is drawn where standard error is no terminal.
+Drawn by a thread on standard error, and removed at the end. Where standard error is no terminal, a line tells the phase
+after 1, 5, 21 … seconds.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+
+from gemini.progress_line import ProgressLine
 
 PHASES = ("inspect the batch", "capture", "profile", "search", "generate stages")
 _DELAY = 1.0  # seconds
@@ -29,10 +32,17 @@ def begin_phase(name: str) -> None:
 @contextmanager
 def planning_progress(model: str, quiet: bool) -> Iterator[None]:
     """Show the phases of the block after a second, on a terminal."""
-    if quiet or _phase or not _is_terminal():
+    if quiet or _phase:
         yield
         return
     _phase[:] = [PHASES[0]]
+    if not _is_terminal():
+        try:
+            with ProgressLine(lambda seconds: _describe(model, seconds)):
+                yield
+        finally:
+            _phase.clear()
+        return
     ended = threading.Event()
     thread = threading.Thread(target=_draw, args=(model, ended), name="gemini planning progress", daemon=True)
     thread.start()
@@ -42,6 +52,11 @@ def planning_progress(model: str, quiet: bool) -> Iterator[None]:
         ended.set()
         thread.join()
         _phase.clear()
+
+
+def _describe(model: str, seconds: float) -> str:
+    at = PHASES.index(_phase[0]) + 1 if _phase else len(PHASES)
+    return f"gemini: planning {model}: {PHASES[at - 1]} ({at} of {len(PHASES)}), {seconds:.0f} s so far"
 
 
 def _is_terminal() -> bool:

@@ -6,17 +6,22 @@ import threading
 
 import pytest
 
-from gemini.planner.planning_progress import PlanningProgress
+from gemini import progress_line
+from gemini.planner import planning_progress
 from gemini.progress_line import ProgressLine
 
 
-def test_the_phase_and_the_time_left() -> None:
-    progress = PlanningProgress("GPT")
-    assert progress.describe(1.0) == "gemini: planning GPT: capture (1 of 4), 1 s so far"
-    progress.expected_s = 9.0
-    assert progress.describe(2.0) == "gemini: planning GPT: capture (1 of 4), 2 s so far, about 7 s left"
-    progress.begin("profile")
-    assert progress.describe(3.0).startswith("gemini: planning GPT: profile (2 of 4), 3 s so far")
+def test_the_phase_is_logged_where_there_is_no_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    logged = threading.Event()
+    line = progress_line.log_line
+    monkeypatch.setattr(progress_line, "_FIRST_S", 0.01)
+    monkeypatch.setattr(progress_line, "log_line", lambda text: (line(text), logged.set()))
+    with planning_progress.planning_progress("GPT", quiet=False):
+        planning_progress.begin_phase("profile")
+        assert logged.wait(20)
+    assert "gemini: planning GPT: profile (3 of 5), 0 s so far\n" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("quiet", [False, True])

@@ -76,7 +76,7 @@ def test_nothing_is_shown_without_a_terminal(
     live_line.start_live_line()
     assert live_line._running == []
     with planning_progress.planning_progress("Net", quiet=False):
-        assert planning_progress._phase == []
+        pass
     assert capsys.readouterr().err == ""
 
 
