@@ -67,7 +67,11 @@ class TwinBuilder:
         if (request := self.shard_request) is not None:
             reads = {} if mirror.variables is None else mirror.variables.reads
             stored = {name: layout for name, layout in reads.items() if name in facts.shape_of}
-            twin.shard(plan_shards(facts, request, stored), sources, count, stored)
+            try:
+                twin.shard(plan_shards(facts, request, stored), sources, count, stored)
+            except SplitRefused:
+                if len(placement.devices) == 1:
+                    raise  # there are stages at least, otherwise
         twin.build()
         schedule = order_blocks(twin, mirror.graph, self._schedule)
         ops = twin.count_ops()
@@ -77,11 +81,12 @@ class TwinBuilder:
             for shard, device in enumerate(devices)
         )
         report = replace(
-            report, stages=len(placement.devices), shards=max(map(len, placement.shards)),
-            micro_batches=twin.plan.count, schedule=schedule, workers=shares,
+            report, stages=len(placement.devices), micro_batches=twin.plan.count, schedule=schedule, workers=shares,
         )  # fmt: skip
         if isinstance(twin.pieces, ShardedPieces):
-            report = replace(report, all_reduces=twin.pieces.all_reduces, gathers=twin.pieces.gathers)
+            made = twin.pieces
+            shards = max(map(len, placement.shards))
+            report = replace(report, shards=shards, all_reduces=made.all_reduces, gathers=made.gathers)
         setattr(mirror.graph, _TWINS, (*twins_of(mirror.graph), twin))
         return twin, replace(report, build_seconds=time.perf_counter() - began)
 

@@ -82,6 +82,8 @@ with tf.GradientTape() as tape:
 tape.gradient(loss, [w])
 """
 PIPELINE = ("--mode", "pipeline", "--pipeline-degree", "2", "--accum-degree", "4")
+SHARDING = ("--mode", "sharding", "--workers", "2", "--accum-degree", "2")
+HYBRID = ("--mode", "hybrid", "--pipeline-degree", "2", "--sharding-size", "2", "--accum-degree", "2")
 
 
 def run(
@@ -104,25 +106,40 @@ def assert_same(said: str, alone: str) -> None:
     assert numbers[0] == pytest.approx(numbers[1], rel=2e-5, abs=2e-5)
 
 
-def test_keras_prints_what_it_prints_under_python(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("options", "shape"),
+    [
+        (PIPELINE, "stages 2 × shards 1, micro-batches 4, schedule 1f1b"),
+        pytest.param(SHARDING, "stages 1 × shards 2, micro-batches 2, schedule none", marks=pytest.mark.slow),
+        pytest.param(HYBRID, "stages 2 × shards 2, micro-batches 2, schedule 1f1b", marks=pytest.mark.slow),
+    ],
+)
+def test_keras_prints_what_it_prints_under_python(tmp_path: Path, options: tuple[str, ...], shape: str) -> None:
     alone, _, _ = run(tmp_path, KERAS)
-    said, errors, code = run(tmp_path, KERAS, *PIPELINE)
+    said, errors, code = run(tmp_path, KERAS, *options)
     assert code == 0, errors[-2000:]
     assert_same(said, alone)
     notices = [line for line in errors.splitlines() if line.startswith("gemini: ")]
-    assert [re.sub(r"\(.*?\)|operations.*", "", line) for line in notices] == [
-        "gemini: step of compile_loss/sparse_categorical_crossentropy/div_no_nan:0 : stages 2 × shards 1, "
-        "micro-batches 4, schedule 1f1b, "
+    assert [re.sub(r"\(.*?\)|, operations.*", "", line) for line in notices] == [
+        f"gemini: step of compile_loss/sparse_categorical_crossentropy/div_no_nan:0 : {shape}"
     ]
 
 
 @pytest.mark.slow
-def test_the_operations_of_a_stage_run_on_its_server(tmp_path: Path) -> None:
-    said, errors, _ = run(tmp_path, KERAS, *PIPELINE, arguments=("--placement",), level="0")
-    placed = re.findall(r"gemini/twin0/F(\d)/S(\d)/\S*MatMul: \(MatMul\): \S*task:(\d)", said + errors)
-    assert {(piece, stage, task) for piece, stage, task in placed} == {
-        (str(piece), str(stage), str(stage)) for piece in range(4) for stage in range(2)
-    }
+@pytest.mark.parametrize(
+    ("options", "place", "tasks"),
+    [
+        (PIPELINE, r"F(\d)/S(\d)", {(piece, stage, stage) for piece in "0123" for stage in "01"}),
+        (SHARDING, r"F(\d)/S0/gemini/twin0/shards/F(\d)", {(piece, shard, shard) for piece in "01" for shard in "01"}),
+    ],
+    ids=["pipeline", "sharding"],
+)
+def test_the_operations_of_stages_and_shards_run_on_their_servers(
+    tmp_path: Path, options: tuple[str, ...], place: str, tasks: set[tuple[str, str, str]]
+) -> None:
+    said, errors, _ = run(tmp_path, KERAS, *options, arguments=("--placement",), level="0")
+    placed = re.findall(rf"gemini/twin0/{place}/\S*MatMul: \(MatMul\): \S*task:(\d)", said + errors)
+    assert set(placed) == tasks
 
 
 @pytest.mark.slow
