@@ -12,35 +12,43 @@ initialise it; there the process of the script has a server of its own, see `ser
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 from gemini.tensorflow.servers import Servers
 
-_original: list[Callable[[Any], None]] = []
+_undo: list[tuple[Any, str, Callable[..., Any]]] = []
 
 
 def join_on_first_use(servers: Servers) -> None:
     """Join the servers, or configure the logical devices, when the eager runtime is first used."""
     from tensorflow.python.eager import context
+    from tensorflow.python.eager.polymorphic_function.polymorphic_function import Function
 
     leave()
-    initialise = context.Context.ensure_initialized
-    _original.append(initialise)
+    initialise, call = context.Context.ensure_initialized, Function.__call__
+    _undo.extend([(context.Context, "ensure_initialized", initialise), (Function, "__call__", call)])
 
     def ensure_initialized(self: Any) -> None:
         if not self._initialized and self._is_global_context and _is_eager(context):
             _prepare(self, servers)
         initialise(self)
 
-    context.Context.ensure_initialized = ensure_initialized
+    @wraps(call)
+    def call_explained(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not servers.is_remote:
+            return call(self, *args, **kwargs)
+        with servers.explained():
+            return call(self, *args, **kwargs)
+
+    context.Context.ensure_initialized, Function.__call__ = ensure_initialized, call_explained
 
 
 def leave() -> None:
     """Undo `join_on_first_use`; a runtime that has joined stays."""
-    if _original:
-        from tensorflow.python.eager import context
-
-        context.Context.ensure_initialized = _original.pop()
+    while _undo:
+        owner, name, function = _undo.pop()
+        setattr(owner, name, function)
 
 
 def has_devices(servers: Servers) -> bool:
