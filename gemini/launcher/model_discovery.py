@@ -54,7 +54,7 @@ class ModelDiscovery:
         self.models = 0  # decisions so far
         self.layers = 0  # trained layers that the program calls directly
         self._open: dict[int, weakref.ref[Any]] = {}  # trained, of no model yet
-        self._with_workers: dict[int, weakref.ref[Any]] = {}  # of a model with workers
+        self._with_workers: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # models
         self._settled: dict[int, weakref.ref[nn.Module]] = {}
         self._passing: dict[int, weakref.ref[nn.Module]] = {}  # settled until the next optimizer
         self._calls = 0
@@ -66,7 +66,7 @@ class ModelDiscovery:
         """Register the parameters of an optimizer as trained."""
         if os.getpid() != self.owner:
             return
-        known = (self._open, self._with_workers)
+        known = (self._open, self._managed_parameters())
         for group in optimizer.param_groups:
             for one in group["params"]:
                 if isinstance(one, nn.Parameter) and not any(id(one) in table for table in known):
@@ -136,7 +136,7 @@ class ModelDiscovery:
         if _is_compiled(module):
             return lambda *args, **kwargs: self._call_compiled(module, args, kwargs)
         is_layer = not any(True for _ in module.children())
-        if is_layer or any(id(one) in self._with_workers for one in parameters):
+        if is_layer or not self._managed_parameters().isdisjoint(map(id, parameters)):
             self.layers += is_layer
             self.settle(module, managed=False)
             return None
@@ -154,7 +154,7 @@ class ModelDiscovery:
             self.settle(wrapper, managed=False)
             return nn.Module.__call__(wrapper, *args, **kwargs)
         instead = self.check_call(model)
-        if all(id(one) in self._with_workers for one in model.parameters() if one.requires_grad):
+        if self._managed_parameters().issuperset(id(one) for one in model.parameters() if one.requires_grad):
             from gemini.runtime.interception.dispatch import call_wrapped_module
 
             call_wrapped_module(wrapper, "_orig_mod")
@@ -189,14 +189,18 @@ class ModelDiscovery:
             if module is not model:
                 _add_weakly(self._passing, module)
 
+    def _managed_parameters(self) -> set[int]:
+        """Return the parameters, by id, of models with workers; a weak reference to one would block `swap_tensors`."""
+        return {id(one) for model in self._with_workers for one in model.parameters()}
+
     def settle(self, model: nn.Module, managed: bool) -> None:
         """Record the decision on a model: its modules are not checked again."""
+        if managed:
+            self._with_workers.add(model)
         for module in model.modules():
             _add_weakly(self._settled, module)
         for one in model.parameters():
             self._open.pop(id(one), None)
-            if managed:
-                _add_weakly(self._with_workers, one)
         if not self._open and not self._all:
             self._unwatch()
 
