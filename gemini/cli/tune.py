@@ -128,6 +128,8 @@ def _local_request(args: argparse.Namespace, bar: ProgressBar) -> TuningRequest:
     cluster = local_cluster(args.workers, measured_link())
     # Replicas, exchanges of ZeRO and recomputation are not settings of a run on one machine.
     args.fix = ["kernels=eager", "zero=0", "recompute=none", "context=1", *args.fix]
+    if not any(one.startswith("chunks=") for one in (*args.fix, *args.among)):
+        args.among = ["chunks=1,2", *args.among]  # as the planner of a run makes them
     made = _make_request(args, model, cluster, args.batch or model.samples)
     return replace(made, max_devices=args.workers, max_replicas=1)
 
@@ -143,6 +145,7 @@ def _capture_local(args: argparse.Namespace) -> CapturedCosts:
             return capture_model(model, batch, keywords)
     if not Path(args.target).is_file():
         raise UsageError(f"no file {args.target}\n    → name a script, or module:function")
+    from gemini.cli.tune_worker import FAULT
     from gemini.tune.local_machine import load_costs
 
     with tempfile.TemporaryDirectory(prefix="gemini-tune-") as folder:
@@ -158,8 +161,10 @@ def _capture_local(args: argparse.Namespace) -> CapturedCosts:
         ]
         done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, check=False)
         if not out.is_file():
-            last = done.stderr.decode(errors="replace").strip().splitlines()[-1:] or ["it trained no torch model"]
-            raise UsageError(f"{args.target} cannot be captured: {last[0]}\n    → check that it runs under python")
+            _, known, fault = done.stderr.decode(errors="replace").rpartition(FAULT)
+            last = fault.strip().splitlines()[-1:] or ["it trained no torch model"]
+            what = fault.strip() if known else f"{last[0]}\n    → check that it runs under python"
+            raise UsageError(f"{args.target} cannot be captured: {what}")
         return load_costs(out)
 
 

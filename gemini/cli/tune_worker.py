@@ -17,6 +17,9 @@ from pathlib import Path
 from typing import Any
 
 
+FAULT = "gemini tune cannot capture: "
+
+
 def main(arguments: list[str]) -> int:
     """Run one of the two."""
     if arguments[0] == "capture":
@@ -31,18 +34,22 @@ def capture_script(out: Path, program: list[str]) -> int:
     import torch
     from torch import nn
 
+    from gemini.errors import GeminiError
     from gemini.tune.local_machine import save_costs
     from gemini.tune.model_capture import capture_model
 
     original = nn.Module.__call__
-    state = {"inside": False}
 
     def called(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         trains = torch.is_grad_enabled() and any(one.requires_grad for one in module.parameters())
-        if state["inside"] or not trains or not module.training or isinstance(module, nn.modules.loss._Loss):
+        if not trains or not module.training or isinstance(module, nn.modules.loss._Loss):
             return original(module, *args, **kwargs)
-        state["inside"] = True
-        save_costs(capture_model(module, args, kwargs), out)
+        nn.Module.__call__ = original  # a capture must not meet this function in the model
+        try:
+            save_costs(capture_model(module, args, kwargs), out)
+        except GeminiError as error:
+            print(f"{FAULT}{error}", file=sys.stderr, flush=True)
+            os._exit(2)
         sys.stdout.flush()
         os._exit(0)
 

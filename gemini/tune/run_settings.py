@@ -38,6 +38,8 @@ def omitted_settings(config: ParallelConfig) -> list[str]:
     found = []
     if config.data > 1:
         found.append(f"data {config.data}: start one process per replica")
+    if config.chunks > 2:
+        found.append(f"chunks {config.chunks}: a run has at most 2 stages per worker")
     if config.context > 1:
         found.append(f"context {config.context}")
     if config.expert > 1:

@@ -129,7 +129,11 @@ def simulate_finalists(request: TuningRequest, found: list[StepResult], report: 
     """Return the best by closed form, predicted by their real schedules and ranked again."""
     ranked: list[StepResult] = []
     began = time.perf_counter()
-    for index, estimated in enumerate(found):
+    first: dict[int, StepResult] = {}  # of every number of devices: a search over these compares them
+    for one in found:
+        first.setdefault(one.config.devices, one)
+    best = sorted(first.values(), key=lambda one: score(request, one))[:_LEAST_SIMULATED]
+    for index, estimated in enumerate([*best, *(one for one in found if one not in best)]):
         late = index >= _LEAST_SIMULATED and time.perf_counter() - began > request.simulate_seconds
         if ranked and (late or index >= request.finalists):  # the closed form can be too optimistic
             break
