@@ -122,6 +122,29 @@ def test_a_script_that_trains_nothing_is_not_captured(tmp_path, monkeypatch):
     assert capture_script(tmp_path / "out.json", [str(script)]) == 3
 
 
+SCRIPT = """
+import argparse, torch
+parser = argparse.ArgumentParser()
+parser.add_argument("--width", type=int, required=True)
+width = parser.parse_args().width
+model = torch.nn.Sequential(*[torch.nn.Linear(width, width) for _ in range(4)])
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for _ in range(3):
+    optimizer.zero_grad()
+    model(torch.ones(8, width)).mean().backward()
+    optimizer.step()
+"""
+
+
+def test_a_script_with_arguments_after_the_options_is_captured(capsys, tmp_path):
+    script, config = tmp_path / "train.py", tmp_path / "gemini.json"
+    script.write_text(SCRIPT)
+    code, out, err = run(capsys, "tune", str(script), "--measure", "0", "--output", str(config), "--", "--width", "16")
+    assert (code, err) == (0, "")
+    assert "Sequential on" in out
+    GeminiConfig.load(config)
+
+
 def test_outputs_become_a_loss():
     import torch
 

@@ -176,6 +176,8 @@ def test_the_configuration_is_one_that_gemini_python_reads(tmp_path):
     settings = GeminiConfig.load(write_run_config(found.best, tmp_path / "gemini.json"))
     assert settings.pipeline_degree == 4
     assert settings.accum_degree == found.best.config.micro_batches
+    whole = GeminiConfig(**run_settings(ParallelConfig(devices=4, batch=8)))
+    assert (whole.replicas, whole.accum_degree) == (4, 8)  # two micro-batches each
     hybrid = ParallelConfig(devices=4, batch=8, tensor=2, pipeline=2)
     assert GeminiConfig(**run_settings(hybrid)).sharding_size == 2
 
