@@ -1,4 +1,4 @@
-"""Show what this installation can do: versions, devices, limits of the machine, optional parts and what is missing.
+"""Show what this installation can do: versions, devices, links, limits, optional parts and what is missing.
 
 gemini doctor
 gemini doctor --json
@@ -15,15 +15,19 @@ import os
 import platform
 import resource
 import shutil
+import socket
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
-SUMMARY = "show versions, devices, limits and optional parts of this installation"
+SUMMARY = "show versions, devices, links, limits and optional parts of this installation"
 FAULTY = 1
 _DISTRIBUTION = "gemini-instrumenter"
 _LEAST_FILES = 256  # descriptors: each worker takes a few, and so does each parameter folder
 _LEAST_SHARED_MB = 64
+_COPIED = 1 << 26  # bytes
 
 
 @dataclass(frozen=True)
@@ -48,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print all facts; exit code 1 if one is a fault."""
-    facts = [*_versions(), *_devices(), *_limits(), *_parts()]
+    facts = [*_versions(), *_devices(), *_links(), *_limits(), *_parts()]
     if args.json:
         print(json.dumps([asdict(fact) for fact in facts], indent=1))
     else:
@@ -105,6 +109,43 @@ def _devices() -> Iterator[Fact]:
         yield Fact("devices", f"cuda:{at}", f"{facts.name}, {facts.total_memory / 2**30:.1f} GiB{linked}")
 
 
+def _links() -> Iterator[Fact]:
+    """Yield how workers exchange values."""
+    try:
+        import torch
+        from torch import distributed
+    except ImportError:
+        return
+    block = torch.empty(_COPIED, dtype=torch.uint8)
+    copy, times = torch.empty_like(block).copy_(block), []
+    for _ in range(3):
+        began = time.perf_counter()
+        copy.copy_(block)
+        times.append(time.perf_counter() - began)
+    speed = _COPIED / min(times) / 1e9
+    yield Fact("links", "workers on this host", f"shared memory; one thread copies {speed:.1f} GB/s")
+    available = distributed.is_available()
+    names = [name for name in ("gloo", "nccl") if available and getattr(distributed, f"is_{name}_available")()]
+    missing = "" if names else "workers on other hosts need a torch with gloo"
+    yield Fact("links", "between hosts", ", ".join(names) or "none", missing)
+    interfaces = [name for _, name in socket.if_nameindex() if name != "lo"]
+    yield Fact("links", "network interfaces", ", ".join(interfaces) or "none")
+
+
+def _cgroup() -> Iterator[Fact]:
+    """Yield the limits of the control group, as those of a container."""
+    limits = []
+    for name, unit in (("cpu.max", "cores"), ("memory.max", "GB"), ("pids.max", "processes")):
+        try:
+            words = Path("/sys/fs/cgroup", name).read_text(encoding="ascii").split()
+        except OSError:
+            continue
+        if words and words[0] != "max":
+            size = float(words[0]) / (float(words[1]) if unit == "cores" else 1e9 if unit == "GB" else 1)
+            limits.append(f"{size:.3g} {unit}")
+    yield Fact("limits", "control group", ", ".join(limits) or "no limit")
+
+
 def _limits() -> Iterator[Fact]:
     from gemini.runtime.devices.host_memory import available_memory, format_bytes
 
@@ -119,6 +160,7 @@ def _limits() -> Iterator[Fact]:
         small = space.free < _LEAST_SHARED_MB << 20
         remedy = "enlarge it (docker run --shm-size=1g)" if small else ""
         yield Fact("limits", "shared memory", f"{format_bytes(space.free)} free in /dev/shm", remedy, is_fault=small)
+    yield from _cgroup()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     few = soft < _LEAST_FILES
     text = f"{soft}, at most {'unlimited' if hard == resource.RLIM_INFINITY else hard}"

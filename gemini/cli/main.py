@@ -43,6 +43,7 @@ COMMANDS = {
     "report": "gemini.cli.report",
     "cache": "gemini.cli.cache",
     "doctor": "gemini.cli.doctor",
+    "completion": "gemini.cli.completion",
     "cluster": "gemini.cli.cluster",
 }
 
