@@ -64,8 +64,8 @@ class AnnotatedProgram:
     sites: dict[str, int] = field(default_factory=dict)  # findings by kind
 
 
-def annotate(program: dict[str, Any]) -> AnnotatedProgram:
-    """Annotate the program of a recorded run."""
+def annotate(program: dict[str, Any], times: dict[str, tuple[str, float]]) -> AnnotatedProgram:
+    """Annotate the program of a recorded run; `times`: kind and ms of some sites, by file and line."""
     file = program["file"]
     if not file or not file.endswith(".py") or not os.path.isfile(file):
         return AnnotatedProgram(note="the program is no file that can be read now")
@@ -80,12 +80,26 @@ def annotate(program: dict[str, Any]) -> AnnotatedProgram:
     tags: dict[tuple[str, int], dict[tuple[str, str, str], None]] = {}
     for one in findings:
         tags.setdefault((one.file, one.line), {})[one.kind, KINDS[one.kind].colour, one.name] = None
+    _add_times(tags, times)
     files = [made for one in done if (made := _file(one, tags, program)) is not None]
     sites: dict[str, int] = {}
     for one in findings:
         sites[one.kind] = sites.get(one.kind, 0) + 1
     note = f"{len(files) - _FILES} more files are not shown" if len(files) > _FILES else ""
     return AnnotatedProgram(tuple(files[:_FILES]), note, sites)
+
+
+def _add_times(tags: dict[tuple[str, int], dict[tuple[str, str, str], None]], times: dict[str, Any]) -> None:
+    """Add the times to the tags of their lines."""
+    files = {os.path.realpath(file): file for file, _ in tags}
+    for site, (kind, took_ms) in times.items():
+        path, _, line = site.rpartition(":")
+        file = files.get(os.path.realpath(path))
+        if file is not None:
+            own = tags.setdefault((file, int(line)), {})
+            for tag in [tag for tag in own if tag[0] == kind]:
+                del own[tag]
+            own[f"{kind} {took_ms:.3g} ms", KINDS[kind].colour, "in the last recorded step"] = None
 
 
 def _sources(program: dict[str, Any]) -> list[SourceFile]:

@@ -61,13 +61,14 @@ def path_strip(shares: Sequence[tuple[float, float, Sequence[tuple[str, float]]]
     """Draw which share of the calls of each bucket took which path: (first call, calls, [(css class, share)])."""
     height, across = 34, (WIDTH - _LEFT - 10) / max(calls, 1)
     parts = [f'<svg class="chart" viewBox="0 0 {WIDTH} {height + 4}" role="img" aria-label="paths of the calls">']
+    overlap = 0.6 if len(shares) > 64 else 0.0  # no lines between many buckets
     for first, count, paths in shares:
         top = 2.0
         for css, share in paths:
             part = share * height
             parts.append(
                 f'<rect class="{css}" x="{_LEFT + first * across:.2f}" y="{top:.1f}" '
-                f'width="{max(count * across, 0.4):.2f}" height="{part:.1f}"/>'
+                f'width="{max(count * across + overlap, 0.4):.2f}" height="{part:.1f}"/>'
             )
             top += part
     return "".join([*parts, "</svg>"])

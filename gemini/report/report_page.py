@@ -94,7 +94,9 @@ def render_report(run: RecordedRun, folder: Path) -> str:
     page: str = template.render(
         run=run,
         sections=sections,
-        program=annotate(run.program) if run.program["file"] else AnnotatedProgram(note="the program is no file"),
+        program=annotate(run.program, _site_times(run))
+        if run.program["file"]
+        else AnnotatedProgram(note="the program is no file"),
         command=repeat_command(run),
         ended=time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(run.time)),
         seconds=run.time - run.program["began"],
@@ -103,6 +105,10 @@ def render_report(run: RecordedRun, folder: Path) -> str:
         neutral=palette.NEUTRAL,
     )
     return page
+
+
+def _site_times(run: RecordedRun) -> dict[str, tuple[str, float]]:
+    return {site: entry for model in run.models for site, entry in model.sites.items()}
 
 
 def load_template() -> Template:

@@ -40,7 +40,7 @@ from gemini.runtime.call_outcome import CallPath, FallbackReason
 from gemini.runtime.step_history import StepHistory
 from gemini.schedule.block import LETTERS
 
-FORMAT = 3
+FORMAT = 4
 _KEPT = 20  # files of earlier runs
 _KEPT_LOCAL = 200  # run folders whose last run without workers is recorded
 _EVERY = 2.0  # seconds between two writes, after the first calls
@@ -69,6 +69,7 @@ class ModelJournal:
     verified: list[tuple[int, float, float]] = field(default_factory=list)  # call, differences of loss and gradients
     settings: dict[str, Any] = field(default_factory=dict)  # that are not the defaults
     places: dict[str, str] = field(default_factory=dict)  # file and line that made the model, and its optimizer
+    sites: dict[str, tuple[str, float]] = field(default_factory=dict)  # file and line → kind, ms in the last such step
     record_file: str = ""  # of the plan and its measured steps, relative to the run folder
     history: StepHistory = field(default_factory=StepHistory)
     on_record: ClassVar[Any] = None  # called after each record
@@ -107,6 +108,12 @@ class ModelJournal:
         self.last_ms.append(step_ms)
         del self.last_ms[:-_TIMED]
 
+    def record_site(self, kind: str, site: str, took_ms: float) -> None:
+        """Record the time at a line of the script; one line per kind, the latest."""
+        self.sites = {place: entry for place, entry in self.sites.items() if entry[0] != kind and place != site}
+        if site:
+            self.sites[site] = kind, round(took_ms, 3)
+
     def observe_step(self, events: Sequence[Any], workers: int, peaks_mb: tuple[float, ...]) -> None:
         """Retain the last step for `idle_share`."""
         vars(self)["_last_step"], vars(self)["peaks_mb"] = (events, workers), peaks_mb
@@ -129,8 +136,7 @@ class ModelJournal:
     @staticmethod
     def from_json(data: dict[str, Any]) -> ModelJournal:
         """Build the journal of a model from plain data."""
-        found = {entry.name: data[entry.name] for entry in fields(ModelJournal) if entry.name != "places"}
-        found["places"] = data.get("places", {})
+        found = {entry.name: data[entry.name] for entry in fields(ModelJournal)}
         return ModelJournal(**{**found, "history": StepHistory.from_json(data["history"])})
 
     @property

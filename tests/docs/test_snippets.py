@@ -5,6 +5,7 @@ The program has the lines of the document, blank where there is no code, so that
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import subprocess
@@ -36,20 +37,10 @@ def program(text: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def documents_with(language: str, *starts: str) -> pytest.MarkDecorator:
-    """The documents that have a line of code in `language` beginning with one of `starts`."""
-    found = [
-        document
-        for document in DOCUMENTS
-        if any(
-            line.startswith(starts or "") for _, code in blocks(document.read_text("utf-8"), language) for line in code
-        )
-    ]
-    assert found
-    return pytest.mark.parametrize("document", found, ids=lambda path: str(path.relative_to(ROOT)))
+WITH_CODE = [document for document in DOCUMENTS if blocks(document.read_text("utf-8"), "python")]
 
 
-@documents_with("python")
+@pytest.mark.parametrize("document", WITH_CODE, ids=lambda path: str(path.relative_to(ROOT)))
 def test_python_blocks_run(document: Path, tmp_path: Path) -> None:
     code = program(document.read_text(encoding="utf-8"))
     script = tmp_path / f"{document.stem}_snippets.py"
@@ -80,27 +71,108 @@ for epoch in range(parser.parse_args().epochs):
 """
 
 
+MODELS = """
+import torch
+from torch import nn
+
+
+class BertLayer(nn.Module):
+    def __init__(self, width=32):
+        super().__init__()
+        self.attention, self.norm = nn.Linear(width, width), nn.LayerNorm(width)
+        self.up, self.down = nn.Linear(width, 64), nn.Linear(64, width)
+
+    def forward(self, x):
+        return self.down(torch.relu(self.up(self.norm(x + self.attention(x)))))
+
+
+class Bert(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embeddings, self.encoder = nn.Embedding(100, 32), nn.Module()
+        self.encoder.layer = nn.ModuleList(BertLayer() for _ in range(4))
+        self.pooler = nn.Linear(32, 32)
+
+    def forward(self, ids):
+        x = self.embeddings(ids)
+        for layer in self.encoder.layer:
+            x = layer(x)
+        return self.pooler(x)
+
+
+class Classifier(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.bert, self.cls = Bert(), nn.Linear(32, 100)
+
+    def forward(self, ids):
+        return self.cls(self.bert(ids)).square().mean()
+
+
+def make_bert():
+    torch.manual_seed(0)
+    return Classifier(), (torch.randint(100, (8, 16)),)
+
+
+make = make_bert
+"""
+PROGRAMS = {  # of a shell block, and what each runs
+    "gemini": "-m gemini.cli.main",
+    "gemini_python": "-m gemini.cli.python",
+    "python": "",
+    "torchrun": "-m torch.distributed.run",
+}
+ELSEWHERE = ("make", "git", "cd", "pip")  # commands of shell blocks that other tests, or the reader's hands, run
+QUICK = ("README.md", "docs/tutorial/first_run.md", "docs/reference/report.md")  # the others are slow
+
+
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """The files that commands of the documents name: a script, a package with one, settings."""
-    (tmp_path / "train.py").write_text(TRAIN, encoding="utf-8")
-    (tmp_path / "package").mkdir()
-    (tmp_path / "package" / "__init__.py").touch()
-    (tmp_path / "package" / "train.py").write_text(TRAIN, encoding="utf-8")
-    (tmp_path / "gemini.json").write_text('{"mode": "pipeline"}', encoding="utf-8")
+    """The files and programs that commands of the documents name."""
+    files = {"train.py": TRAIN, "package/__init__.py": "", "package/train.py": TRAIN, "my_models.py": MODELS}
+    programs = {
+        f"programs/{name}": f'#!/bin/sh\nexec {shlex.quote(sys.executable)} {what} "$@"\n'
+        for name, what in PROGRAMS.items()
+    }
+    for name, text in (files | programs | {"gemini.json": '{"mode": "pipeline"}'}).items():
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    for name in programs:
+        (tmp_path / name).chmod(0o755)
     return tmp_path
 
 
-@documents_with("sh", "gemini ", "gemini_python ")
+def shell_lines(document: Path) -> list[str]:
+    """The commands of the shell blocks of a document."""
+    lines = [line for _, code in blocks(document.read_text("utf-8"), "sh") for line in code]
+    return [line for line in lines if line.strip() and not line.startswith("#")]
+
+
+WITH_COMMANDS = [
+    pytest.param(document, id=name, marks=() if name in QUICK else pytest.mark.slow)
+    for document in DOCUMENTS
+    if shell_lines(document)
+    for name in [str(document.relative_to(ROOT))]
+]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_command_is_run_by_a_test(document: Path) -> None:
+    strange = [line for line in shell_lines(document) if line.split()[0] not in (*PROGRAMS, *ELSEWHERE)]
+    assert strange == [], "commands that no test runs: add their program, or use a text block"
+
+
+@pytest.mark.parametrize("document", WITH_COMMANDS)
 def test_commands_run(document: Path, project: Path) -> None:
-    text = document.read_text(encoding="utf-8")
-    starts = ("gemini ", "gemini_python ", "python parallel/")
-    lines = [line for _, code in blocks(text, "sh") for line in code if line.startswith(starts)]
-    programs = {"gemini": ["-m", "gemini.cli.main"], "gemini_python": ["-m", "gemini.cli.python"], "python": []}
-    for line in lines:
-        name, *arguments = shlex.split(line, comments=True)
-        command = [sys.executable, *programs[name], *arguments]
-        done = subprocess.run(command, cwd=project, capture_output=True, text=True, timeout=SECONDS, check=False)
+    path = f"{project / 'programs'}{os.pathsep}{os.environ['PATH']}"
+    for line in shell_lines(document):
+        if line.split()[0] in ELSEWHERE:
+            continue
+        done = subprocess.run(
+            ["bash", "-c", line], cwd=project, env={**os.environ, "PATH": path}, capture_output=True, text=True,
+            timeout=SECONDS, check=False,
+        )  # fmt: skip
         assert done.returncode == 0, f"{line}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
 
 

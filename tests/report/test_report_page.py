@@ -192,6 +192,7 @@ def test_a_real_run_writes_a_page_that_a_browser_shows(tmp_path: Path) -> None:
     assert f"<title>{losses[-1]:.6g}</title>" in text, "the loss of the last step"
     assert "<ins>__gemini__.step(</ins>optimizer<ins>)</ins>.step()" in text
     assert "Measured" in text
+    assert re.search(r">backward [\d.]+ ms<", text), "the time at the site of backward"
     assert "not measured" not in text
     if not BROWSER:
         pytest.skip("no Chromium is installed: the page was written, not opened")

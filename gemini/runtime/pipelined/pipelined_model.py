@@ -66,6 +66,7 @@ from gemini.runtime.pipelined.verification import PlanDiffersError, PublishedSta
 from gemini.runtime.pool.signals import DeferredSignals
 from gemini.runtime.pool.worker_stats import read_peaks, reset_peaks
 from gemini.runtime.run_journal import ModelJournal
+from gemini.runtime.script_site import find_script_site
 from gemini.snapshot.rng_snapshot import preserve_rng_state
 
 if TYPE_CHECKING:
@@ -134,6 +135,7 @@ class PipelinedModel:
         return output
 
     def _call(self, model: nn.Module, forward: Any, args: Any, kwargs: Any) -> Outcome:
+        began = time.perf_counter()
         args, kwargs = materialize_arguments(args, kwargs)
         self._contents = contents = read_contents(model, self._contents)
         if contents.state is None or contents.state is not self._checked:
@@ -179,6 +181,8 @@ class PipelinedModel:
         if host_draws is not None:
             step = replace(step, host_draws=host_draws)
         output = defer(step, call, passthrough_tensors(plan, model, args, kwargs), contents.state)
+        if self.steps + 1 in RECORDED_STEPS:
+            self.journal.record_site("forward", find_script_site(), (time.perf_counter() - began) * 1e3)
         return Deferred(self.attributes.assign(plan, model, output))
 
     def _find_state_obstacle(self, model: nn.Module) -> str:
@@ -407,6 +411,7 @@ class PipelinedModel:
         """Write the plan and its measured steps for `gemini report`."""
         if self.record_path is None or kind.plan is None or self.steps not in RECORDED_STEPS:
             return
+        self.journal.record_site("backward", find_script_site(), step_ms)
         steps = kind.timings.recent_steps() or [(ran.trace, step_ms)]
         try:
             plan = kind.timings.apply_to(kind.plan)
