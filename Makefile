@@ -43,12 +43,12 @@ $(RUN): pyproject.toml requirements-dev.txt $(LOCK)
 	@echo "── setting up $(VENV) (once; a few minutes, mostly downloading torch)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "── gemini itself (editable) and what it runs with"
-	@$(BIN)/python -m pip install --progress-bar on $(LOCKED) $$(grep '^torch==' requirements-dev.txt) --editable '.[samples]'
+	@$(BIN)/python -m pip install --progress-bar on $(LOCKED) $$(grep '^torch==' requirements-dev.txt) --editable '.[samples,report]'
 	@touch $@
 
 $(RUN_TF): $(RUN)
 	@echo "── TensorFlow, for the samples that use it"
-	@$(BIN)/python -m pip install --progress-bar on $(LOCKED) $$(grep '^torch==' requirements-dev.txt) --editable '.[samples,tensorflow]'
+	@$(BIN)/python -m pip install --progress-bar on $(LOCKED) $$(grep '^torch==' requirements-dev.txt) --editable '.[samples,report,tensorflow]'
 	@touch $@
 
 $(READY): $(RUN)
