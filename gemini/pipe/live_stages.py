@@ -42,7 +42,7 @@ def load_module(source: str, path: str) -> ModuleType:
     except Exception as error:
         del sys.modules[module.__name__]
         raise GenerateError(
-            f"{path} cannot be executed: {type(error).__name__}: {error}\n    → generate the stages again"
+            f"{path} cannot be executed: {type(error).__name__}: {error}\n    → correct it, or generate it again"
         ) from error
     return module
 
@@ -54,7 +54,7 @@ def make_stages(codes: Iterable[StageCode], model: nn.Module, where: str) -> lis
         path = f"{where}/{stage_file(code.interface.stage)}"
         cls = getattr(load_module(code.source, path), code.class_name, None)
         if not (isinstance(cls, type) and issubclass(cls, nn.Module)):
-            raise GenerateError(f"{path} defines no module {code.class_name}\n    → generate the stages again")
+            raise GenerateError(f"{path} defines no module {code.class_name}\n    → correct it, or generate it again")
         stage = cls(model)
         if code.is_edited:
             vars(stage)[EDITED] = True

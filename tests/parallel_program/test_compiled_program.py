@@ -147,15 +147,23 @@ def test_an_edited_stage_runs(folder: Path) -> None:
         stage.write_text(before)
 
 
-def test_an_error_of_an_edited_stage_is_raised(folder: Path) -> None:
+@pytest.mark.parametrize(
+    ("text", "replacement", "fault"),
+    [
+        ("        return ", "        undefined()\n        return ", "NameError: name 'undefined' is not defined"),
+        pytest.param("class Stage0", "class (", "cannot be executed: SyntaxError", marks=pytest.mark.slow),
+        pytest.param("class Stage0", "class Other", "defines no module Stage0", marks=pytest.mark.slow),
+    ],
+)
+def test_an_error_of_an_edited_stage_is_raised(folder: Path, text: str, replacement: str, fault: str) -> None:
     stage = folder / "parallel/stages/Sequential/stage_0.py"
     before = stage.read_text()
-    stage.write_text(before.replace("        return ", "        undefined()\n        return "))
+    stage.write_text(before.replace(text, replacement))
     try:
         done = run("python", "parallel/train.py", "6", cwd=folder)
         assert done.returncode == 1
         assert "stages/Sequential/stage_0.py" in done.stderr
-        assert "NameError: name 'undefined' is not defined" in done.stderr
+        assert fault in done.stderr
     finally:
         stage.write_text(before)
 

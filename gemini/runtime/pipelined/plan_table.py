@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from gemini.capture.module_hooks import without_hooks
-from gemini.errors import GeminiError, ScheduleError
+from gemini.errors import GeminiError, GenerateError, ScheduleError
 from gemini.guards.model_version import ModelContents, read_contents
 from gemini.ir.call_binding import ModelCall, bind
 from gemini.ir.encode import UnsupportedValueError
@@ -320,6 +320,8 @@ class PlanTable:
         except ScheduleError:  # the requested schedule is impossible: the user must know
             raise
         except (UnplannableError, GeminiError) as error:
+            if self.has_edits and isinstance(error, GenerateError):  # the edited code is no stage any more
+                raise
             reason = describe_planning_error(error)
         except Exception as error:
             if self.has_edits:  # most likely an error of the edited code
