@@ -49,7 +49,8 @@ def test_the_table_of_settings_is_that_of_the_fields() -> None:
 def test_every_page_is_in_the_index() -> None:
     index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
     pages = {str(path.relative_to(ROOT / "docs")) for path in PAGES} - {"index.md"}
-    assert pages == {target for target in re.findall(r"\]\(([^)#]+)\)", index) if not target.startswith("..")}
+    links = {target for target in re.findall(r"\]\(([^)#]+)\)", index) if target.endswith(".md")}
+    assert pages == {target for target in links if not target.startswith("..")}
 
 
 def test_every_anchor_of_a_link_is_a_heading() -> None:
