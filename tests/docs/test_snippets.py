@@ -123,7 +123,7 @@ PROGRAMS = {  # of a shell block, and what each runs
     "torchrun": "-m torch.distributed.run",
 }
 ELSEWHERE = ("make", "git", "cd", "pip")  # commands of shell blocks that other tests, or the reader's hands, run
-QUICK = ("README.md", "docs/tutorial/first_run.md", "docs/reference/report.md")  # the others are slow
+QUICK = ("README.md",)  # the others are slow
 
 
 @pytest.fixture

@@ -53,7 +53,8 @@ def test_the_picture_says_what_was_planned_and_what_was_measured() -> None:
     for title, shown in ((trace.planned_title, plan), (trace.measured_title, measured)):
         assert f": {float(shown.nsteps):.1f} ms from first action to last, " in title  # the time axis
     assert trace.planned_title.endswith("40.0 ms per step")
-    assert trace.measured_title.endswith("50.0 ms per step (+25.0%)")
+    assert trace.measured_title.endswith("50.0 ms per step")
+    assert ("against the plan", "+25.0%") in trace.measured_facts
     told = dict(trace.measured_facts)
     assert told["bubble"] == f"{trace.bubble:.1%}"
     assert told["largest worker"] == "12 MB"

@@ -80,7 +80,7 @@ class StepTrace:
     @property
     def measured_title(self) -> str:
         """The title of the measurement; its first figure is the end of the time axis."""
-        return f"measured: {_span_text(self.measured)}, {self.step_ms:.1f} ms per step{self._error(self.predicted_ms)}"
+        return f"measured: {_span_text(self.measured)}, {self.step_ms:.1f} ms per step"
 
     @property
     def measured_facts(self) -> tuple[tuple[str, str], ...]:
@@ -90,6 +90,8 @@ class StepTrace:
             ("bubble", f"{self.bubble:.1%}"),
             ("before and after", f"{max(0.0, self.step_ms - inside):.1f} ms"),
         ]
+        if self.predicted_ms:  # not in the title, which has the width of the picture
+            facts.append(("against the plan", f"{self.step_ms / self.predicted_ms - 1:+.1%}"))
         if self.peak_mb:
             facts.append(("largest worker", f"{max(self.peak_mb):.0f} MB"))
         return tuple(facts)
