@@ -36,7 +36,7 @@ from gemini.tune.tuner import tune
 from gemini.tune.tuning_request import TuningRequest
 from gemini.tune.tuning_result import TuningResult
 
-_SIMULATED = 12
+_SIMULATED, _LEAST_SIMULATED = 12, 3
 _MICRO_BATCHES = (1, 2, 4, 8)
 _RECOMPUTE = ("none", "selective", "full")
 
@@ -75,8 +75,11 @@ def tune_mixed(request: TuningRequest, *, progress: Callable[[int, int, str], No
     except KeyboardInterrupt:
         stopped = True
     candidates.sort(key=lambda one: one.bound)
-    results = []
+    results: list[StepResult] = []
+    simulated = time.perf_counter()
     for index, one in enumerate(candidates[:_SIMULATED]):
+        if len(results) >= _LEAST_SIMULATED and time.perf_counter() - simulated > request.simulate_seconds:
+            break
         report(index, _SIMULATED, "simulate the best")
         try:
             found = predict(request.model, request.cluster, one.config, run_pipeline, one.layout, one.places)
@@ -105,7 +108,9 @@ def search_alone(request: TuningRequest) -> list[StepResult]:
         cluster = replace(request.cluster, groups=(group,))
         fixed = {name: value for name, value in request.fixed.items() if name not in ("devices", "pipeline")}
         with contextlib.suppress(GeminiError):
-            one = replace(request, cluster=cluster, fixed=fixed, max_devices=None, finalists=3, composed=0)
+            among = {"chunks": (1,), "micro_batch": _MICRO_BATCHES, **request.among}  # what pipelines over all have
+            among = {name: values for name, values in among.items() if name not in fixed}
+            one = replace(request, cluster=cluster, fixed=fixed, among=among, max_devices=None, finalists=3, composed=0)
             found.append(tune(one).best)
     return sorted(found, key=lambda one: one.seconds)
 

@@ -7,7 +7,7 @@ enumerate ─► lower bound of memory ─► closed form ─► the best 20 by 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from gemini.cluster.cluster_description import Cluster
@@ -37,7 +37,8 @@ def tune(request: TuningRequest, *, progress: Progress | None = None) -> TuningR
         counts = request.device_counts()
         for at, devices in enumerate(counts):
             report(at, len(counts), f"search configurations on {devices} devices")
-            found += search_closed_form(request, resize(request.cluster, devices), rejections)
+            for one in search_closed_form(request, resize(request.cluster, devices), rejections):
+                found.append(one)  # one by one: an interrupt keeps them
     except KeyboardInterrupt:
         stopped = True
     if not found:
@@ -48,7 +49,8 @@ def tune(request: TuningRequest, *, progress: Progress | None = None) -> TuningR
     found = sorted([*found, *add_recomputation(request, found)], key=lambda one: score(request, one))
     ranked = found[: request.finalists]
     try:
-        ranked = simulate_finalists(request, found, report)
+        few = replace(request, finalists=_LEAST_SIMULATED, composed=0) if stopped else request
+        ranked = simulate_finalists(few, found, report)
     except KeyboardInterrupt:
         stopped = True
     return TuningResult(request, tuple(ranked), tuple(found), rejections, time.perf_counter() - began, stopped)
@@ -64,11 +66,10 @@ def score(request: TuningRequest, result: StepResult) -> float:
     return result.money if request.objective == "money" else result.seconds
 
 
-def search_closed_form(request: TuningRequest, cluster: Cluster, rejections: Rejections) -> list[StepResult]:
-    """Return all configurations within memory and limits, predicted by closed form."""
+def search_closed_form(request: TuningRequest, cluster: Cluster, rejections: Rejections) -> Iterator[StepResult]:
+    """Yield all configurations within memory and limits, predicted by closed form."""
     capacity = cluster.device.memory_bytes
     allowed = (capacity - CONTEXT) * request.memory_share + CONTEXT
-    found: list[StepResult] = []
     fitting: tuple[object, ...] = ()
     for config in enumerate_configurations(request, cluster, rejections):
         key = _all_but_recompute(config)
@@ -87,8 +88,7 @@ def search_closed_form(request: TuningRequest, cluster: Cluster, rejections: Rej
             rejections.add(reason, config.label())
         else:
             fitting = key
-            found.append(replace(result, stages=(), run=replace(result.run, plan=None)))
-    return found
+            yield replace(result, stages=(), run=replace(result.run, plan=None))
 
 
 def _all_but_recompute(config: ParallelConfig) -> tuple[object, ...]:

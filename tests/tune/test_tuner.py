@@ -171,6 +171,22 @@ def test_an_interrupt_keeps_the_best_so_far(monkeypatch):
     assert "interrupted" in found.table()
 
 
+def test_an_interrupt_of_the_enumeration_keeps_what_was_found(monkeypatch):
+    real, calls = tuner.estimate, []
+
+    def interrupted(*args):
+        calls.append(args)
+        if len(calls) == 30:
+            raise KeyboardInterrupt
+        return real(*args)
+
+    monkeypatch.setattr(tuner, "estimate", interrupted)
+    found = tune(TuningRequest(SMALL, H100, 32, {"recompute": "none"}))
+    assert found.stopped
+    assert len(found.found) > 5
+    assert found.best.fits
+
+
 def test_the_configuration_is_one_that_gemini_python_reads(tmp_path):
     found = tune(TuningRequest(SMALL, H100.resized(4), 32, {"pipeline": 4, "tensor": 1}))
     settings = GeminiConfig.load(write_run_config(found.best, tmp_path / "gemini.json"))
