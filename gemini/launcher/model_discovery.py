@@ -169,6 +169,11 @@ class ModelDiscovery:
         found = (self._optimizers.get(id(one)) for one in model.parameters())
         return " and ".join(dict.fromkeys(entry[0] for entry in found if entry)) or "the program"
 
+    def find_optimizers(self, model: nn.Module) -> list[torch.optim.Optimizer]:
+        """Return a model's optimizers, in the order of its parameters."""
+        owners = [entry[1]() for one in model.parameters() if (entry := self._optimizers.get(id(one)))]
+        return [*{id(one): one for one in owners if isinstance(one, torch.optim.Optimizer)}.values()]
+
     def optimizer_state_mb(self, model: nn.Module) -> float:
         """Return the size of the present state of a model's optimizers."""
         total = 0

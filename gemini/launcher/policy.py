@@ -92,7 +92,14 @@ class ForcedPolicy:
             if (model := reference()) is not None:
                 self.show(model, plan, single_ms or pipelined.verification.local_ms or None)
 
-        pipelined.plans.on_first_step = show
+        def check_loss(reason: str) -> None:
+            from gemini.launcher.lost_workers import check_fits
+
+            if (model := reference()) is not None:
+                folder, optimizers = Path(self.config.run_folder).resolve(), self.discovery.find_optimizers(model)
+                check_fits(model, optimizers, pipelined.plans.reported, folder, reason)
+
+        pipelined.plans.on_first_step, pipelined.managed.on_loss = show, check_loss
 
     def show(self, model: nn.Module, plan: StepPlan, single_ms: float | None = None) -> None:
         """Print the summary of a plan."""

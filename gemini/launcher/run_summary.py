@@ -15,6 +15,7 @@ from gemini.config.gemini_config import GeminiConfig
 from gemini.launcher.memory_summary import memory_rows
 from gemini.log import log_line
 from gemini.runtime.call_outcome import CallPath
+from gemini.schedule.user_plan import replicas
 
 if TYPE_CHECKING:
     from torch import nn
@@ -70,6 +71,8 @@ def rows(
     analysis = plan.analysis
     shares = [sum(one.parameters for one in analysis.stages if one.worker == at) for at in range(plan.schedule.ndevs)]
     total = sum(shares) or 1
+    copies = 1 if all(shares) else replicas(plan.schedule)
+    shares = shares[: len(shares) // copies] * copies
     if single_ms is None:
         single_ms, what = analysis.single_ms, "one worker"
     else:
@@ -86,8 +89,8 @@ def rows(
     parameters = " / ".join(f"{share / total:.0%}" for share in shares)
     return [
         ("model", f"{type(model).__name__}, {_amount(count)} parameters, trained by {trained_by}"),
-        ("stages", f"{plan.nstages} on {plan.nworkers} workers, balance {analysis.balance:.2f}, "
-                   f"parameters {parameters}"),
+        ("stages", (f"{copies} replicas of " if copies > 1 else "") + f"{plan.nstages} on {plan.nworkers} workers, "
+                   f"balance {analysis.balance:.2f}, parameters {parameters}"),
         *_shard_rows(plan),
         ("schedule", f"{plan.name}, {plan.micro_batches_text}, {analysis.bubble:.0%} idle"
                      + (", plan from cache" if plan.is_cached else "")),

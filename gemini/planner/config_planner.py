@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from gemini.config.gemini_config import GeminiConfig
+from gemini.config.modes import Mode
 from gemini.errors import ConfigError, Fault
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ def planner_for(config: GeminiConfig) -> Planner | None:
             workers=config.stage_count, shards=shards, grouped=grouped, sharding_dim=config.sharding_dim,
             sharding_overrides=config.sharding_overrides or "",
             micro_batches=micro_batches,
-            replicas=config.replicas or 1, threads=threads,
+            replicas=config.replicas or 1, may_replicate=_leaves_replicas_open(config), threads=threads,
             partitioner=config.partitioner, schedule=schedule, rng=config.rng, seed=config.seed, quiet=config.quiet,
             memory_limit_mb=None if config.memory_limit is None else config.memory_limit / 2**20,
             micro_batch_statistics=config.batch_norm == "micro-batch", program=program,
@@ -85,3 +86,10 @@ def planner_for(config: GeminiConfig) -> Planner | None:
         return plan_step(model, args, kwargs, replace(request, links=request.links.between(leaders)))
 
     return plan
+
+
+def _leaves_replicas_open(config: GeminiConfig) -> bool:
+    """Whether a configuration requests workers of this host and neither stages, shards, replicas nor a schedule."""
+    requested = (config.replicas, config.pipeline_degree, config.sharding_size, config.device_mapping, config.cluster)
+    is_open = config.mode is Mode.AUTO and config.schedule == "auto" and config.program is None
+    return is_open and config.memory_limit is None and requested == (None,) * len(requested)

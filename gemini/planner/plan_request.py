@@ -50,6 +50,7 @@ class PlanRequest:
     workers: int  # that a schedule sees: each runs stages
     micro_batches: int
     replicas: int = 1  # of the model, which share the workers and the micro-batches
+    may_replicate: bool = False  # the planner may choose several replicas, where they share memory
     threads: int = 1  # per worker
     shards: int = 1  # of every stage: each of the `workers` is a group of as many
     grouped: bool = False  # the schedule of a file has blocks on several workers at once

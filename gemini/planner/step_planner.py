@@ -45,10 +45,13 @@ from gemini.planner.single_microbatch import capture_whole_batch, find_whole_bat
 from gemini.planner.step_plan import ONE_MICRO_BATCH, CoupledSamplesError, StepPlan, UnplannableError
 from gemini.planner.tail_plan import TailNodes, build_tail, check_stage_backward, couples_late, find_tail_nodes
 from gemini.planner.user_schedules import check_backward_blocks
+from gemini.profiling.measured_device import MB
 from gemini.profiling.profile_result import Profile
 from gemini.quiet_warnings import mute_warnings
+from gemini.schedule.user_plan import replicas
 
 _MIN_MS = 1e-6
+_SUMMED_MB_PER_MS = 4.0  # gradients of replicas, which the controller sums
 _MIN_GAIN = 0.05  # of a step: a new plan replaces a running one only if it is shorter by this
 
 
@@ -221,6 +224,8 @@ def _load_or_search(
             choice = _choose_replicated(graph, profile, request, count, parts, is_bound=is_bound)
         else:
             choice = search_plan(graph, profile, request, options, is_bound=is_bound, tail=tail)
+            if request.may_replicate and is_bound and tail is None:
+                choice = _try_replicas(choice, graph, profile, request, count, parts)
         return CachedPlan(profile, choice.partition, choice.analysis, choice.plan, choice.recompute)
 
     facts = _key_facts(request, count, parts, None if tail is None else tail.nodes)
@@ -233,13 +238,30 @@ def _choose_replicated(
     graph: Graph, profile: Profile, request: PlanRequest, count: int, parts: float, *, is_bound: bool
 ) -> ScheduleChoice:
     """Return the choice for one replica with its part of the batch, once per replica."""
-    replicas = count_replicas(request.replicas, count)
+    copies = count_replicas(request.replicas, count)
     workers = request.workers // request.replicas
     links = request.links.between(range(workers))
-    one = replace(request, workers=workers, micro_batches=count // replicas, links=links)
-    options = one.options(count // replicas, parts / replicas, on_cpu=_is_on_cpu(graph))
-    costs = _scale_to_batch(profile, 1 / replicas)
-    return choose_with_replicas(replicas, lambda: search_plan(graph, costs, one, options, is_bound=is_bound))
+    one = replace(request, workers=workers, micro_batches=count // copies, links=links)
+    options = one.options(count // copies, parts / copies, on_cpu=_is_on_cpu(graph))
+    costs = _scale_to_batch(profile, 1 / copies)
+    return choose_with_replicas(copies, lambda: search_plan(graph, costs, one, options, is_bound=is_bound))
+
+
+def _try_replicas(  # noqa: PLR0917
+    stages: ScheduleChoice, graph: Graph, profile: Profile, request: PlanRequest, count: int, parts: float
+) -> ScheduleChoice:
+    """Return the fastest of a choice without replicas and all with some that share workers and micro-batches evenly."""
+    best, weights_mb = stages, sum(p.nbytes for p in graph.bound_model().parameters()) / MB
+    for copies in range(2, request.workers + 1):
+        if request.workers % copies or count % copies:
+            continue
+        wanted = replace(request, replicas=copies)
+        found = _choose_replicated(graph, profile, wanted, count, parts, is_bound=True)
+        sums_ms = copies * weights_mb / _SUMMED_MB_PER_MS
+        found = replace(found, analysis=replace(found.analysis, step_ms=found.analysis.step_ms + sums_ms))
+        if found.analysis.step_ms < (1 - _MIN_GAIN) * best.analysis.step_ms:
+            best = found
+    return best
 
 
 def _key_facts(request: PlanRequest, micro_batches: int, parts: float, tail: tuple[int, ...] | None) -> list[Any]:
@@ -252,7 +274,7 @@ def _plan_folder(request: PlanRequest) -> Path | None:
 
 def _replan(plan: StepPlan, args: tuple[Any, ...], kwargs: dict[str, Any], request: PlanRequest) -> StepPlan:
     """Plan again with the measured times of a plan; return the same plan where no other is clearly faster."""
-    if plan.program is not None or request.replicas > 1:  # compiled, or the same on all nodes: it stays
+    if plan.program is not None or replicas(plan.schedule) > 1:  # compiled, or replicated: it stays
         return plan
     profile = apply_measured_times(plan)
     options = request.options(plan.micro_batches, plan.captured_parts, on_cpu=_is_on_cpu(plan.graph))

@@ -13,6 +13,7 @@ model its workers.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import nn
@@ -40,6 +41,10 @@ _NAMED = 3  # modules of a worker in a message
 _SLOW = 10  # times the traced duration of a module: a hang
 
 
+def _continue_locally(reason: str) -> None:
+    """Accept the loss of a worker for whatever reason: the model continues in this process."""
+
+
 class PlacedModel:
     """The state that the controller keeps of one model."""
 
@@ -58,6 +63,7 @@ class PlacedModel:
         self.traces: dict[int, ModuleTrace] = {}  # by number of the remote module
         self.refused: dict[str, str] = {}  # modules that stay local, with the reason
         self.given_up = ""  # why it runs locally from now on
+        self.on_loss: Callable[[str], None] = _continue_locally  # raises where it cannot
         self.planned = False  # modules are placed, when the second call begins
         self.calls = 0
         self.dispatches = True  # calls without a plan may run by eager dispatch
@@ -206,6 +212,8 @@ class PlacedModel:
         if self.record.strict:
             remedy = "" if "\n    → " in reason else "\n    → without strict=True it continues in this process"
             raise WorkerError(f"{self.name} cannot run in its workers any more: {reason}{remedy}")
+        if self.pool.loss:
+            self.on_loss(reason)
         self.record.report_loss(reason)
 
     @property
