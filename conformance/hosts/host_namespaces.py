@@ -109,16 +109,11 @@ class HostNamespaces:
                 raise RuntimeError(found.stderr)
         return place
 
-    def shape(self, host: int, rate: str, delay: str = "") -> None:
-        """Limit what a host sends, as `10gbit`, and delay it, as `5ms`; in both directions of its interface."""
+    def shape(self, host: int, rate: str) -> None:
+        """Limit the rate of a host's interface, as `10gbit`, in both directions."""
         for name, device in ((self.name(host), "eth0"), (self._bridge, f"port{host}")):
-            limit = (
-                ["netem", "rate", rate, "delay", delay]
-                if delay
-                else ["tbf", "rate", rate, "burst", "4mb", "latency", "100ms"]
-            )
-            command = ["tc", "-n", name, "qdisc", "replace", "dev", device, "root", *limit]
-            subprocess.run(command, check=True, capture_output=True)
+            command = ["tc", "-n", name, "qdisc", "replace", "dev", device, "root", "tbf", "rate", rate]
+            subprocess.run([*command, "burst", "4mb", "latency", "100ms"], check=True, capture_output=True)
 
     def set_link(self, host: int, *, is_up: bool) -> None:
         """Cut the link of a host, or mend it."""
