@@ -65,15 +65,14 @@ class Sweep:
         subprocess.run(["mount", "-t", "tmpfs", "-o", "size=600m", "tmpfs", str(disk)], check=True)
         self.disk, self.failures = disk, list[str]()
         self.place = self.hosts.start_cluster()
-        self.expected = self._losses(self.hosts.run(1, sys.executable, "train.py").stdout)
-        self.cut_s: list[float] = []
+        self.expected = self.read_losses(self.hosts.run(1, sys.executable, "train.py").stdout)
 
     def close(self) -> None:
         """End everything."""
         self.hosts.close()
         subprocess.run(["umount", "-l", str(self.disk)], check=False)
 
-    def _losses(self, text: str) -> list[float]:
+    def read_losses(self, text: str) -> list[float]:
         return [float(line.split()[1]) for line in text.splitlines() if re.fullmatch(r"\d+ [\d.]+", line)]
 
     def _left(self) -> list[str]:
@@ -86,15 +85,23 @@ class Sweep:
         found += [str(one) for one in Path(tempfile.gettempdir()).glob("gemini-code-*")]
         return found
 
+    def await_nothing_left(self, seconds: float) -> list[str]:
+        """Return the processes and files that are left after so many seconds."""
+        deadline = time.monotonic() + seconds
+        while (left := self._left()) and time.monotonic() < deadline:
+            time.sleep(0.2)
+        return left
+
     def _pids(self, host: int, pattern: str) -> list[int]:
         return [pid for pid, line in self.hosts.processes(host).items() if re.search(pattern, line)]
 
-    def run(self, number: int, fault: str, step: int) -> str:
-        """Train with one fault; return what happened, beginning with "ok" or "FAILED"."""
-        mapping = json.dumps({"stage_0": {"shard_0": "cpu"}, "stage_1": {"shard_0": f"{self.hosts.address(2)}/cpu"}})
+    def run(self, fault: str, step: int, *flags: str, mapping: str = "") -> str:
+        """Train with one fault, or "none"; return what happened, beginning with "ok" or "FAILED"."""
+        stages = {"stage_0": {"shard_0": "cpu"}, "stage_1": {"shard_0": f"{self.hosts.address(2)}/cpu"}}
+        mapping = mapping or json.dumps(stages)
         process = self.hosts.start(
             1, str(Path(sys.executable).parent / "gemini_python"), "--cluster", self.place, "--device-mapping", mapping,
-            "--accum-degree", "4", "train.py", stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            "--accum-degree", "4", *flags, "train.py", stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
         assert process.stdout is not None
         lines, longest, mend = [], 0.0, None
@@ -128,10 +135,8 @@ class Sweep:
         return self._judge(fault, code, "".join(lines), longest, text)
 
     def _judge(self, fault: str, code: int, out: str, longest: float, text: str) -> str:
-        deadline = time.monotonic() + (12.0 if fault in ("cut", "freeze") else 3.0)
-        while (left := self._left()) and time.monotonic() < deadline:
-            time.sleep(0.2)
-        losses = self._losses(out)
+        left = self.await_nothing_left(12.0 if fault in ("cut", "freeze") else 3.0)
+        losses = self.read_losses(out)
         told = next((line for line in text.splitlines() if "worker" in line and "gemini" in line.lower()), "")
         if left:
             return f"FAILED: left: {left}"
@@ -211,7 +216,7 @@ def main() -> int:
                 fault, step = choose.choice(args.only), choose.randrange(1, 30)
                 began = time.monotonic()
                 try:
-                    found = sweep.run(number, fault, step)
+                    found = sweep.run(fault, step)
                 except (subprocess.SubprocessError, OSError) as error:
                     found = f"FAILED: {error}"
                 failed += found.startswith("FAILED")

@@ -76,13 +76,14 @@ class HostNamespaces:
     def start(self, host: int, *words: str, **settings: Any) -> subprocess.Popen[str]:
         """Start a program on a host."""
         environment = {
-            **os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1",
+            **{name: value for name, value in os.environ.items() if not name.startswith("RAY_")},
+            "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1",
             "RAY_AUTH_TOKEN_PATH": str(self.folder / "token"),
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "TORCH_CPP_LOG_LEVEL": "ERROR",
             **settings.pop("env", {}),
         }  # fmt: skip
-        for name in ("RAY_AUTH_TOKEN", "RAY_ADDRESS"):
-            environment.pop(name, None)
+        if "RAY_AUTH_TOKEN" in environment:
+            environment.pop("RAY_AUTH_TOKEN_PATH")
         return subprocess.Popen(
             ["ip", "netns", "exec", self.name(host), "bash", "-c", _START, str(self.home(host)), *words],
             env=environment, text=True, stdin=subprocess.DEVNULL, **settings,
