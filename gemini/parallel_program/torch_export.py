@@ -115,11 +115,12 @@ def _schedule(
         plan = plan_files.load(folder / PLAN)
     else:
         plan = _make_plan(workers, name or "1f1b", micro_batches or 2 * len(set(workers)))
+    made_by = folder / PLAN if name is None and micro_batches is None else f"the schedule {name or '1f1b'}"
     rows = [[str(block) for block in plan.device_blocks(device)] for device in range(plan.ndevs)]
     chain = loads_csv("\n".join(",".join(row) for row in rows), source=f"{folder / PLAN}")
     if len({block.stage for block in chain}) != len(workers):
         raise PlacementError(
-            f"torch.distributed.pipelining cannot run {folder / PLAN}: its stages are not the {len(workers)} files\n"
+            f"torch.distributed.pipelining cannot run {made_by}: its stages are not the {len(workers)} files\n"
             "    → --schedule 1f1b makes a schedule for these"
         )
     return dumps_csv(chain), plan.ndevs, 1 + max(block.mid for block in chain)
