@@ -20,10 +20,12 @@ from torch import nn
 
 from gemini.guards.base import ChangeGuard
 from gemini.ir.encode import walk
+from gemini.purity.value_watch import TensorContents
 from gemini.snapshot.attribute_values import copy_contents, is_unchanged, iter_mutable, tensors_in
 
 _CONTAINERS = (list, dict, set)
 _SOURCES = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
+_COMPARED = 1 << 20  # bytes of a tensor
 _KEYS, _VALUES = methodcaller("keys"), methodcaller("values")  # scripted modules have dictionary-like tables
 _EVERY = frozenset(vars(nn.Module()))  # attributes that every module has
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.Tensor, nn.Module, type)
@@ -71,6 +73,11 @@ class ModuleState(ChangeGuard):
             for tensor in (*self._found, *(one for _, saved in self._inside for one in tensors_in(saved)))
             if not tensor.is_inference() and id(tensor) not in registered
         ]
+        self._contents = [
+            (tensor, TensorContents(tensor))
+            for tensor, *_ in self.loose
+            if tensor.is_cpu and tensor.nbytes <= _COMPARED
+        ]
         self.sources = [(value, source_state(value)) for value in values if is_source(value)]
         self.objects = [(vars(value), dict(vars(value))) for value in values if _is_object(value)]
 
@@ -110,13 +117,16 @@ class ModuleState(ChangeGuard):
         return chain.from_iterable(_loose(own.get(key)) for own, key in self._holders)
 
     def _are_loose_unchanged(self) -> bool:
-        """Return whether tensors in attributes are the same objects, unwritten, with the same requires_grad."""
+        """Return whether tensors in attributes are the same objects, unwritten, with the same requires_grad.
+
+        Writes through `.data` and NumPy do not count as versions: contents are compared up to a size.
+        """
         now = [*self._loose_now()]
         if len(now) != len(self._found) or not all(map(is_, now, self._found)):
             return False
         return all(
             one._version == version and one.requires_grad == requires_grad for one, version, requires_grad in self.loose
-        )
+        ) and all(saved.are_those_of(one) for one, saved in self._contents)
 
     def _are_modules_unchanged(self) -> bool:
         """Return whether attributes, parameters and buffers are certainly unchanged."""

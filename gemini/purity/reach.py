@@ -241,6 +241,8 @@ class Reach:
                     held = inspect.getattr_static(value, rest[0], MISSING) if rest else MISSING
                     if is_of_script(held):
                         self._reach(f"{text}.{rest[0]}", held, is_own=False)
+                    if not module.__name__.startswith("torch"):  # whose replaced functions are found in every call
+                        self._note(text, ValueLocation(vars(module), name))
                     return
                 # of this process, as sys.argv, or put there by the script
                 is_state = (isinstance(value, MUTABLE) or is_of_script(value)) and not is_of_library(module.__name__)

@@ -160,7 +160,7 @@ def watch(name: str, place: ValueLocation) -> WatchedValue:
     return known[place[1:]]
 
 
-class _TensorContents:
+class TensorContents:
     """A tensor as it was. Contents are compared: writes through `.data` and NumPy do not count as versions."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
@@ -169,7 +169,7 @@ class _TensorContents:
             self._copy = tensor.detach().clone() if tensor.layout is torch.strided and not tensor.is_meta else None
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, _TensorContents):
+        if not isinstance(other, TensorContents):
             return NotImplemented
         return self._version == other._version and _are_equal_tensors(self._copy, other._copy)
 
@@ -223,7 +223,7 @@ class ValueSnapshot:
         self._without, self._missing = ([one[at] for one in absent] for at in range(2))
         self._rows = [*map(_Row, rows.values())]
         self._kept_codes, self._codes = [*map(_CODE, self._kept)], [*map(_CODE, map(_GET, self._functions))]
-        self._contents = [*map(_TensorContents, map(_GET, self._tensors))]
+        self._contents = [*map(TensorContents, map(_GET, self._tensors))]
         self._copies = [*map(_fingerprint, self._containers)]
 
     def _sort(self, entry: WatchedValue, value: Any) -> None:
@@ -247,7 +247,7 @@ class ValueSnapshot:
                 and [*map(_CODE, self._kept)] == self._kept_codes
                 and (not self._rows or all(map(_Row.holds, self._rows)))
                 and (not self._functions or [*map(_CODE, map(_GET, self._functions))] == self._codes)
-                and all(map(_TensorContents.are_those_of, self._contents, map(_GET, self._tensors)))
+                and all(map(TensorContents.are_those_of, self._contents, map(_GET, self._tensors)))
                 and (not self._containers or all(map(eq, self._containers, self._copies)))
                 and (not self._others or not any(map(WatchedValue.has_changed, self._others)))
             )
@@ -346,10 +346,10 @@ def _fits(value: Any, room: list[int]) -> bool:
 def _fingerprint(value: Any) -> Any:
     """Return what shows that a value has been changed in place; None if nothing does."""
     if isinstance(value, torch.Tensor):
-        return _TensorContents(value)
+        return TensorContents(value)
     if isinstance(value, nn.Module):
         tensors = [*value.parameters(), *value.buffers()]
-        return [one.training for one in value.modules()], [(id(one), _TensorContents(one)) for one in tensors]
+        return [one.training for one in value.modules()], [(id(one), TensorContents(one)) for one in tensors]
     if isinstance(value, types.FunctionType):  # changed by tools that reload code
         return value.__code__, value.__defaults__, value.__kwdefaults__
     if isinstance(value, (list, dict, set)) and len(value) < _LARGE:

@@ -158,6 +158,7 @@ class ModelSnapshot:
         """Include the tensors that were added to the model since."""
         tensors = [(name, tensor) for name, tensor in model_tensors(self.model) if has_contents(tensor)]
         self.memory = _memory(tensors)
+        self.trained = [(tensor, tensor.requires_grad) for _, tensor in tensors if tensor.is_leaf]
         if self.writes is not None:
             self.writes.watch(tensors)
         else:
@@ -180,6 +181,9 @@ class ModelSnapshot:
                 self.writes.undo()
             for copy in self.copies:
                 restore_tensor(copy)
+        for tensor, requires_grad in self.trained:
+            if tensor.requires_grad != requires_grad and tensor.is_leaf:  # a forward that freezes its layers
+                tensor.requires_grad_(requires_grad)
         self.generators.restore()
         for generator, state in self.own_generators:
             generator.set_state(state)

@@ -39,12 +39,14 @@ def test_it_is_noticed_in_what_modules_hold() -> None:
     model.nest, model.slotted, model.array = types.SimpleNamespace(inner={"a": [1.0]}), Slotted(), np.ones(2)
     model.method, model.holds = Slotted().__eq__, types.SimpleNamespace(tensor=torch.ones(1))
     model.told, tell = closed()
+    model.table = torch.ones(2)
     changes: list[Callable[[], Any]] = [
         lambda: model.nest.inner["a"].__setitem__(0, 2.0),
         lambda: setattr(model.slotted, "tau", 2.0),
         lambda: model.array.__setitem__(0, 2.0),
         lambda: model.holds.tensor.add_(1),
         lambda: tell(2.0),
+        lambda: model.table.data.fill_(2.0),
     ]
     reads = [f"{name}@" for name in ("nest", "slotted", "array", "told")]
     for change in changes:
@@ -52,4 +54,4 @@ def test_it_is_noticed_in_what_modules_hold() -> None:
         assert not snapshot.find_change()
         change()
         assert snapshot.find_change()
-        assert (fingerprint(model, reads) == before) is (change is changes[3])
+        assert (fingerprint(model, reads) == before) is (change in (changes[3], changes[5]))

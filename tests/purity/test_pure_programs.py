@@ -17,6 +17,7 @@ PROGRAMS = {program.title.partition(" | ")[0]: program for program in generate_p
 # Pure, but not proven: what their code names may have effects.
 NOT_PROVEN = {
     "print never reached": "uses print",
+    "warning never given": "uses warnings.warn",
     "log never written": "uses log",
     "single dispatch": "uses dispatch_cache",
     "weak reference": "uses holder",

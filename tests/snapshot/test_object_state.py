@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from gemini.snapshot.model_state import AttributeSnapshot
+from gemini.snapshot.model_state import AttributeSnapshot, ModelSnapshot
 
 
 class Meter:
@@ -57,3 +57,11 @@ def test_changes_are_seen_and_undone(where: str, name: str) -> None:
     assert model.traces() == before
     assert model.meter is meter
     assert not held.find_changes()
+
+
+def test_frozen_layers_are_trained_again() -> None:
+    model = nn.Linear(2, 2)
+    saved = ModelSnapshot(model)
+    model.requires_grad_(False)
+    saved.restore()
+    assert all(one.requires_grad for one in model.parameters())
