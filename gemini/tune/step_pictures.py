@@ -127,7 +127,7 @@ def frontier_picture(
     axes.set_xlabel("price of a step" if axis == "money" else "memory of a device, GiB", color=_FAINT, fontsize=9)
     axes.set_ylabel("step, seconds", color=_FAINT, fontsize=9)
     _bare(axes)
-    axes.legend(frameon=False, fontsize=9, loc="upper right")
+    axes.legend(facecolor="white", edgecolor="none", framealpha=0.9, fontsize=9, loc="upper right")
     return _svg(figure, plot)
 
 
