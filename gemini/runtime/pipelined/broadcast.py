@@ -80,7 +80,7 @@ class Broadcast:
                     worker.link.send(request)
                     expected[worker, request.number] = "abandon"
                 deadline = time.monotonic() + max(timeout, *(worker.timeout for worker in requests))
-            received = self._receive(poller, deadline)
+            received = self._receive(poller, deadline, {worker for worker, _ in expected})
             for worker, reply in received:
                 kind = expected.pop((worker, reply.number), "")
                 if kind == "step":
@@ -121,7 +121,7 @@ class Broadcast:
                 return True
         return False
 
-    def _receive(self, poller: _Poller, deadline: float) -> list[tuple[WorkerHandle, Any]]:
+    def _receive(self, poller: _Poller, deadline: float, awaited: set[WorkerHandle]) -> list[tuple[WorkerHandle, Any]]:
         received = []
         for worker in poller.wait():
             found = worker.link.receive(0)
@@ -133,16 +133,18 @@ class Broadcast:
                 # Unread messages are found by the next poll.
                 found = worker.link.receive(0) if worker.link.channel.has_more else None
         if not received:
-            self._check_alive(poller.workers, deadline)
+            self._check_alive(poller.workers, deadline, awaited)
         return received
 
-    def _check_alive(self, workers: Sequence[WorkerHandle], deadline: float) -> None:
+    def _check_alive(self, workers: Sequence[WorkerHandle], deadline: float, awaited: set[WorkerHandle]) -> None:
         """Raise where a worker has died or the deadline has passed, after a wait without a reply."""
         for worker in workers:
             if worker.loss or worker.process.poll() is not None:
                 raise worker.report_death()
         if time.monotonic() > deadline:
-            raise workers[0].report_hang(workers[0].timeout)
+            silent = [worker for worker in workers if worker in awaited]
+            late = next((worker for worker in silent if worker.is_stopped), silent[0])  # others wait for a stopped one
+            raise late.report_hang(late.timeout)
 
     def _find_dead(self) -> WorkerError:
         """Return the error of the worker whose end closed a connection; its exit may show a moment later."""

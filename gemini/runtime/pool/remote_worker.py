@@ -54,6 +54,7 @@ class RemoteWorker(WorkerHandle):
     is_remote = True
     output_location = "on its host"
     process: RemoteProcess  # type: ignore[assignment]
+    is_stopped = False  # not known of a process on another host
 
     def __init__(  # noqa: PLR0917
         self,

@@ -277,10 +277,25 @@ class WorkerHandle:
         """Return the facts about its end by SIGKILL, and a remedy."""
         return explain_kill(self.contents, self._kills)
 
+    @property
+    def is_stopped(self) -> bool:
+        """Whether a signal has stopped its process on this host."""
+        try:
+            with open(f"/proc/{self.process.pid}/stat", encoding="utf-8", errors="replace") as file:
+                return file.read().rpartition(")")[2].split()[0] == "T"
+        except (OSError, IndexError):
+            return False
+
     def report_hang(self, timeout: float) -> WorkerError:
         """End the pool after a timeout of this worker, and return the error with its stacks."""
         if self.loss:
             return WorkerError(self.loss)
+        if self.is_stopped:
+            return self._lose(
+                f"{self.title} did not reply for {timeout:.0f} s: a signal has stopped its process; "
+                f"its last action: {self.last}; {describe_held(self.contents)}"
+                "\n    → find out who sent SIGSTOP, and run again"
+            )
         with contextlib.suppress(OSError):
             self.process.send_signal(signal.SIGUSR1)
         trace, ends = "", time.monotonic() + 3
@@ -292,7 +307,7 @@ class WorkerHandle:
         return self._lose(
             f"{self.title} did not reply for {timeout:.0f} s; its last action: {self.last}; "
             f"{describe_held(self.contents)}"
-            + (f"{STACKS}\n{trace}" if trace else "; it has no stacks: the process may be stopped")
+            + (f"{STACKS}\n{trace}" if trace else "; it has no stacks")
             + "\n    → if the work can take that long, raise the limit: GeminiConfig(watchdog=SECONDS)"
         )
 

@@ -181,7 +181,7 @@ def test_a_worker_that_hangs_is_shown_with_its_stacks() -> None:
 def test_a_stopped_worker_is_a_hanging_one() -> None:
     model, _managed, pool = acting("hang", 1.0)
     os.kill(pool.workers[0].process.pid, signal.SIGSTOP)
-    with pytest.raises(WorkerError, match="the process may be stopped"):
+    with pytest.raises(WorkerError, match="a signal has stopped its process"):
         model(inputs(0))
 
 
