@@ -1,13 +1,25 @@
-"""Worker memory: the predicted peak of every worker of a plan, also where shards divide its stages."""
+"""Shard memory: the peak of a worker that runs stages as one shard of several.
+
+The nodes and values of a profile take the share that a shard holds: of a value the largest version that some node
+reads, of the temporaries of a node all, or one part per shard where it is divided.
+"""
 
 from __future__ import annotations
 
-import math
+from collections import defaultdict
 from dataclasses import replace
+from math import prod
 from typing import TYPE_CHECKING
 
-from gemini.partition.analysis.analysis_result import MemoryEstimate
-from gemini.tensor_parallel.layouts import local_size
+from gemini.ir.graph import Graph
+from gemini.ir.pytree import Ref
+from gemini.partition.analysis.analysis_result import Analysis, MemoryEstimate
+from gemini.planner.stage_memory import StageMemories
+from gemini.planner.worker_memory import add_worker_memory
+from gemini.profiling.measured_device import MB
+from gemini.profiling.node_tensors import tensor_outputs
+from gemini.profiling.profile_result import Profile
+from gemini.tensor_parallel.layouts import Layout, local_size
 
 if TYPE_CHECKING:
     from gemini.planner.step_plan import StepPlan
@@ -16,36 +28,77 @@ if TYPE_CHECKING:
 
 def estimate_workers(plan: StepPlan) -> tuple[MemoryEstimate, ...]:
     """Return the memory of every worker, without optimizer state, which is in the controller."""
-    rows = []
-    for one in plan.analysis.workers:
-        memory = replace(one.memory, optimizer_mb=0.0)
-        if plan.shards is not None:
-            nodes = [node for stage in one.stages for node in plan.partition.stages[stage]]
-            memory = _of_shard(plan, plan.shards, nodes, memory)
-        rows += [memory] * plan.shard_count
-    return tuple(rows)
+    found = (replace(one.memory, optimizer_mb=0.0) for one in plan.analysis.workers)
+    return tuple(memory for memory in found for _ in range(plan.shard_count))
 
 
-def _of_shard(plan: StepPlan, shards: ShardPlan, nodes: list[int], whole: MemoryEstimate) -> MemoryEstimate:
-    """Return the memory of one shard of some nodes, from that of the undivided nodes."""
-    names = {shards.tensor(name).name for node in nodes for name, _ in shards.node(node).parameters}
-    tensors = [shards.tensor(name) for name in names]
-    weights = _share([(one.bytes, one.shard_bytes(shards.size)) for one in tensors])
-    gradients = _share([(one.bytes, one.shard_bytes(shards.size)) for one in tensors if one.trainable])
-    sizes, own, kept = dict(shards.bytes), set(nodes), []
-    for ref in shards.grads:
-        if ref.node in own:
-            shape = plan.graph.meta(ref).shape
-            part = math.prod(local_size(shards.produced(ref), shape, shards.size, 0)) / max(math.prod(shape), 1)
-            kept.append((sizes.get(ref, 0), sizes.get(ref, 0) * part))
-    return replace(
-        whole,
-        weights_mb=whole.weights_mb * weights,
-        gradients_mb=whole.gradients_mb * gradients,
-        activations_mb=whole.activations_mb * _share(kept),
+def add_shard_memory(plan: StepPlan, shards: ShardPlan) -> Analysis:
+    """Return the analysis of a plan with the memory of the largest shard of each group of workers."""
+    shares = _value_shares(plan.graph, shards)
+    memories = _ShardMemories(plan.graph, _share_profile(plan, shards, shares), plan.micro_batches,
+                              recompute=plan.recompute)  # fmt: skip
+    memories.shares = shares
+    found = add_worker_memory(plan.analysis, plan.partition, memories)
+    return replace(found, workers=tuple(
+        replace(one, memory=replace(
+            one.memory,
+            weights_mb=one.memory.weights_mb - _saved_mb(plan, shards, one.stages, trained=False),
+            gradients_mb=max(0.0, one.memory.gradients_mb - _saved_mb(plan, shards, one.stages, trained=True)),
+        ))
+        for one in found.workers
+    ))  # fmt: skip
+
+
+class _ShardMemories(StageMemories):
+    """The memory of the stages of one shard."""
+
+    shares: dict[Ref, float]
+
+    def size(self, ref: Ref) -> float:
+        """Return the size of the shard's part of a value of one micro-batch (MB)."""
+        return super().size(ref) * self.shares.get(ref, 1.0)
+
+
+def _value_shares(graph: Graph, shards: ShardPlan) -> dict[Ref, float]:
+    """Return which part of each value a shard holds, in the largest of its versions."""
+    versions: dict[Ref, set[Layout]] = defaultdict(set)
+    for one in shards.nodes:
+        for ref, layout in (*one.inputs, *one.outputs):
+            versions[ref].add(layout)
+    return {
+        ref: max(prod(local_size(one, shape, shards.size, 0)) for one in layouts) / max(prod(shape), 1)
+        for ref, layouts in versions.items()
+        if (ref.source, ref.path) in graph.nodes[ref.node].outputs and (shape := graph.meta(ref).shape) is not None
+    }
+
+
+def _share_profile(plan: StepPlan, shards: ShardPlan, shares: dict[Ref, float]) -> Profile:
+    """Return the profile with the sizes of one shard; its times stay."""
+    profile = plan.profile
+    values = [0.0] * len(profile.values_mb)
+    for cost in profile.nodes:
+        own = max((shares.get(ref, 1.0) for ref in tensor_outputs(plan.graph.nodes[cost.id])), default=1.0)
+        for value in cost.output_values:
+            values[value] = max(values[value], own)
+    part = {cost.id: 1.0 if shards.node(cost.id).is_replicated else 1 / shards.size for cost in profile.nodes}
+    nodes = tuple(
+        replace(
+            cost,
+            forward_peak_mb=cost.forward_peak_mb * part[cost.id],
+            backward_peak_mb=cost.backward_peak_mb * part[cost.id],
+            saved_own_mb=cost.saved_own_mb * part[cost.id],
+        )
+        for cost in profile.nodes
     )
+    sizes = tuple(mb * (share or 1.0) for mb, share in zip(profile.values_mb, values, strict=True))
+    return replace(profile, nodes=nodes, values_mb=sizes)
 
 
-def _share(pairs: list[tuple[int, float]]) -> float:
-    whole = sum(size for size, _ in pairs)
-    return sum(part for _, part in pairs) / whole if whole else 1.0
+def _saved_mb(plan: StepPlan, shards: ShardPlan, stages: tuple[int, ...], *, trained: bool) -> float:
+    """Return what the slices of a shard are smaller than the parameters of some stages (MB)."""
+    nodes = {node for stage in stages for node in plan.partition.stages[stage]}
+    names = {name for cost in plan.profile.nodes if cost.id in nodes for name in cost.parameters}
+    found = {
+        id(one): one for one in shards.tensors if names & set(one.names) and (one.trainable or not trained)
+    }.values()
+    return sum(one.bytes - one.shard_bytes(shards.size) for one in found) / MB

@@ -17,6 +17,7 @@ from gemini.ir.interpreter import GuardBroken
 from gemini.planner.buffer_writes import find_written_buffers
 from gemini.planner.microbatch_split import slice_call
 from gemini.planner.rng_analysis import record_node_rng
+from gemini.planner.shard_memory import add_shard_memory
 from gemini.planner.step_plan import StepPlan, UnplannableError
 from gemini.random_numbers.random_ops import UnsliceableRandomOp
 from gemini.random_numbers.rng_recorder import RandomOpPattern, match_patterns
@@ -67,7 +68,8 @@ def _divide(plan: StepPlan, call: Arguments, request: PlanRequest) -> StepPlan:
         why = f" ({found[0]})" if found else ""
         raise ShardingError(f"none of its parameters can be divided{why}")
     patterns = _divided_patterns(plan, shards, call)
-    analysis = replace(plan.analysis, step_ms=plan.analysis.step_ms * _work_share(plan, shards))
+    analysis = add_shard_memory(plan, shards)
+    analysis = replace(analysis, step_ms=analysis.step_ms * _work_share(plan, shards))
     divided = replace(plan, shards=shards, analysis=analysis, rng_patterns=patterns, _built={})
     divided.build()
     return replace(divided, buffers_written_once=find_written_buffers(divided))
