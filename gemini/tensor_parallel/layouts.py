@@ -17,7 +17,7 @@ of every group. Where units and shards do not divide, the first shards hold one 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -138,6 +138,20 @@ def wire_bytes(name: str, size: float, count: int) -> float:
     return {ALL_REDUCE: 2 * share, ALL_GATHER: share, REDUCE_SCATTER: share, ALL_TO_ALL: share / count, "": 0.0}[
         name
     ] * size
+
+
+def conversions(have: Layout, wanted: Iterable[Layout], grad: bool) -> list[tuple[Layout, Layout]]:
+    """Return the moves that make all wanted versions of a value, each from the produced or an earlier version.
+
+    A replicated version is made from one with partial gradients, where that is wanted too: the gradient is then summed
+    once for both.
+    """
+    found: list[tuple[Layout, Layout]] = []
+    versions = sorted(set(wanted) - {have}, key=lambda layout: isinstance(layout, Replicate))
+    for want in versions:
+        shared = grad and isinstance(want, Replicate) and PartialGrad() in (have, *versions)
+        found.append((PartialGrad() if shared else have, want))
+    return found
 
 
 # ── texts ──────────────────────────────────────────────────────────────────────────────────────────────────────────

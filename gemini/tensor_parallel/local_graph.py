@@ -30,6 +30,7 @@ from gemini.ir.graph import Graph
 from gemini.ir.node import EMPTY_KWARGS, MODULES, Guard, Node, TensorMeta
 from gemini.ir.pytree import Literal, MappingForm, Number, Path, Ref, SequenceForm
 from gemini.ir.symint import ARITHMETIC, Expr
+from gemini.tensor_parallel.divided_sizes import divide_size
 from gemini.tensor_parallel.layer_functions import layer_function
 from gemini.tensor_parallel.layouts import (
     REPLICATE,
@@ -42,6 +43,7 @@ from gemini.tensor_parallel.layouts import (
     unit_range,
     value_part,
 )
+from gemini.tensor_parallel.layouts import conversions as conversions_of
 from gemini.tensor_parallel.shard_plan import (
     DIVIDED_HEADS,
     SAME,
@@ -51,10 +53,8 @@ from gemini.tensor_parallel.shard_plan import (
     NodeShards,
     ShardPlan,
 )
-from gemini.tensor_parallel.shard_plan import conversions as conversions_of
 
 MOVE = "gemini.collectives.value_moves.move"
-_SHARD_SIZE = "gemini.collectives.value_moves.shard_size"
 _VOCABULARY = {
     VOCABULARY_EMBEDDING: "gemini.collectives.vocabulary_ops.vocabulary_embedding",
     VOCABULARY_CROSS_ENTROPY: "gemini.collectives.vocabulary_ops.vocabulary_cross_entropy",
@@ -324,7 +324,7 @@ class _Localizer:
             node = replace(node, kind="op", target=call.target, args=call.args, kwargs=call.kwargs, cls="", uses=())
             sizes = [(call.place_of(place), units) for place, units in sizes]
         for place, units in sizes:
-            args, kwargs = _divide(node.args, node.kwargs, place, units, node)
+            args, kwargs = divide_size(node.args, node.kwargs, place, units, node)
             node = replace(node, args=args, kwargs=kwargs)
         if one.local == DIVIDED_HEADS:
             return replace(node, target="gemini.collectives.attention_ops.divided_multi_head_attention")
@@ -389,29 +389,3 @@ class _Localizer:
             return ref
         have, _ = self._facts(ref if self.graph.nodes[ref.node].kind != "parameter" else self._key(ref, stage)[0])
         return self.version(ref, have if isinstance(value_part(have), Replicate) else REPLICATE, stage)
-
-
-def _divide(args: Any, kwargs: Any, place: Path, units: int, node: Node) -> tuple[Any, Any]:
-    """Return arguments in which the number at a place is that of the shard."""
-    (kind, key), *rest = place
-
-    def divided(form: Any) -> Any:
-        if isinstance(form, Literal) and (type(form.value) is not int or form.value < 0):
-            return form
-        if not isinstance(form, (Literal, Number)):
-            raise ShardingError(f"{node.name}: the number at {place} is none")
-        call = (_SHARD_SIZE, SequenceForm(tuple, (form, Literal(units))), EMPTY_KWARGS)
-        return Number(Expr("call", call))
-
-    def change(form: Any, steps: list[tuple[str, Any]]) -> Any:
-        if not steps:
-            return divided(form)
-        (_, at), *more = steps
-        items = list(form.items)
-        items[at] = change(items[at], more)
-        return replace(form, items=tuple(items))
-
-    if kind == "i":
-        return change(args, [(kind, key), *rest]), kwargs
-    items = tuple((name, change(form, list(rest)) if name == key else form) for name, form in kwargs.items)
-    return args, replace(kwargs, items=items)

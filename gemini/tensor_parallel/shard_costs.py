@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import prod
 
-from gemini.tensor_parallel.layouts import Layout, Shard, move_collectives, unit_range, wire_bytes
+from gemini.tensor_parallel.layouts import Layout, Shard, conversions, move_collectives, unit_range, wire_bytes
 from gemini.tensor_parallel.node_ports import NodeCall
-from gemini.tensor_parallel.shard_plan import conversions
 from gemini.tensor_parallel.strategies import Strategy
 
 _PRODUCTS = (

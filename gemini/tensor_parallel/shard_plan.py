@@ -34,6 +34,7 @@ from gemini.tensor_parallel.layouts import (
     PartialGrad,
     Replicate,
     Shard,
+    conversions,
     layout_text,
     move_collectives,
     read_layout,
@@ -121,6 +122,7 @@ class TensorShards:
     shape: tuple[int, ...]
     bytes: int
     trainable: bool = True
+    is_read: bool = True  # by some node of the graph
 
     @property
     def name(self) -> str:
@@ -281,7 +283,7 @@ class ShardPlan:
     @property
     def sharded_share(self) -> float:
         """The share of parameter bytes of which each shard holds only a slice."""
-        whole = sum(one.bytes for one in self.tensors)
+        whole = sum(one.bytes for one in self.tensors if one.is_read)
         cut = sum(one.bytes for one in self.tensors if isinstance(one.layout, Shard))
         return cut / whole if whole else 0.0
 
@@ -311,7 +313,7 @@ class ShardPlan:
                 for one in self.nodes
             ],
             "tensors": [
-                [list(one.names), write_layout(one.layout), list(one.shape), one.bytes, one.trainable]
+                [list(one.names), write_layout(one.layout), list(one.shape), one.bytes, one.trainable, one.is_read]
                 for one in self.tensors
             ],
             "inputs": pairs(self.inputs),
@@ -349,20 +351,6 @@ class ShardPlan:
         return ShardPlan.from_json(data, str(path))
 
 
-def conversions(have: Layout, wanted: Iterable[Layout], grad: bool) -> list[tuple[Layout, Layout]]:
-    """Return the moves that make all wanted versions of a value, each from the produced or an earlier version.
-
-    A replicated version is made from one with partial gradients, where that is wanted too: the gradient is then summed
-    once for both.
-    """
-    found: list[tuple[Layout, Layout]] = []
-    versions = sorted(set(wanted) - {have}, key=lambda layout: isinstance(layout, Replicate))
-    for want in versions:
-        shared = grad and isinstance(want, Replicate) and PartialGrad() in (have, *versions)
-        found.append((PartialGrad() if shared else have, want))
-    return found
-
-
 def _read_plan(data: dict[str, Any]) -> ShardPlan:
     reader = Reader({})
 
@@ -389,8 +377,8 @@ def _read_plan(data: dict[str, Any]) -> ShardPlan:
         for one in data["nodes"]
     )
     tensors = tuple(
-        TensorShards(tuple(names), read_layout(layout), tuple(shape), size, trainable)
-        for names, layout, shape, size, trainable in data["tensors"]
+        TensorShards(tuple(names), read_layout(layout), tuple(shape), size, *facts)
+        for names, layout, shape, size, *facts in data["tensors"]
     )
     return ShardPlan(
         data["size"],

@@ -40,10 +40,10 @@ from gemini.tensor_parallel.shard_costs import ShardCosts
 from gemini.tensor_parallel.shard_options import ShardOptions
 from gemini.tensor_parallel.shard_plan import NodeShards, ReplicatedOp, ShardPlan, TensorShards
 from gemini.tensor_parallel.strategies import NodeStrategies, Strategy, StrategySpace, is_divided, node_strategies
+from gemini.tensor_parallel.unit_counts import interleaved_groups, uneven_units
 
 _PRICES = (0.2, 0.8, 3.2, 12.8, 51.2)  # of a replicated byte, in transfers of a byte over the link
 _NEVER = 1e15  # ms
-_MATTERS, _MOST_UNITS = 0.03, 3  # share of the parameters that numbers of units are tried for, and how many of them
 _SIZES = ("size", "numel", "stride", "storage_offset")  # what is read of a tensor without its contents
 
 _ValueKey = tuple[Use | None, tuple[Use, ...], tuple[bool, bool, bool], Ref | None]
@@ -96,7 +96,8 @@ class _Planner:
             self.choices.add(call)
         self.tensors = _tensors(graph.bound_model())
         self.by_name = {name: one for one in self.tensors for name in one.names}
-        self.space = StrategySpace(size, (size, *_uneven_units(self.tensors, self.calls, size)), _groups(self.calls))
+        units = uneven_units([one.tensor for one in self.tensors], self.calls, size)
+        self.space = StrategySpace(size, (size, *units), interleaved_groups(self.calls))
         self.variables: list[Variable] = []
         self.of: dict[int, int] = {}  # node → variable
         self.exact = True
@@ -272,8 +273,9 @@ class _Planner:
     def _share(self, chosen: list[Strategy]) -> float:
         whole = cut = 0
         for one in self.tensors:
-            whole += one.bytes
-            cut += one.bytes * is_sharded(self._stored(one, chosen))
+            if one.uses:
+                whole += one.bytes
+                cut += one.bytes * is_sharded(self._stored(one, chosen))
         return cut / whole if whole else 1.0
 
     def _stored(self, one: _Tensor, chosen: list[Strategy]) -> Layout:
@@ -304,7 +306,7 @@ class _Planner:
             graph.model_name,
             tuple(nodes),
             tuple(TensorShards(one.names, stored[one.names[0]], tuple(one.tensor.shape), one.bytes,
-                               one.tensor.requires_grad) for one in self.tensors),
+                               one.tensor.requires_grad, bool(one.uses)) for one in self.tensors),
             tuple((Ref(node.id), REPLICATE) for node in graph.nodes if node.kind == "input"),
             tuple(results),
             tuple((ref, _bytes_of(graph, ref)) for ref in values),
@@ -365,34 +367,6 @@ def _storable(wanted: frozenset[Layout], one: _Tensor) -> list[Layout]:
 def _bytes_of(graph: Graph, ref: Ref) -> int:
     meta = graph.meta(ref)
     return meta.numel * int(getattr(torch, meta.dtype).itemsize)
-
-
-def _uneven_units(tensors: list[_Tensor], calls: list[NodeCall], size: int) -> tuple[int, ...]:
-    """Return numbers of units that shards do not divide: of heads, or rows of a vocabulary, if much depends on them."""
-    odd = {dim for one in tensors for dim in one.tensor.shape}
-    odd |= {dim for call in calls for port in call.results for at, dim in enumerate(port.shape)
-            if port.grad and len(port.shape) > 3 and at != port.batch_dim}  # fmt: skip
-    whole = sum(one.bytes for one in tensors)
-    found: dict[int, int] = {}
-    for dim in odd:
-        if dim > size and dim % size:
-            weights = (one.bytes for one in tensors if any(own % dim == 0 for own in one.tensor.shape if own >= dim))
-            found[dim] = sum(weights)
-    best = sorted((dim for dim, own in found.items() if own >= _MATTERS * whole), key=lambda dim: (-found[dim], dim))
-    return tuple(best[:_MOST_UNITS])
-
-
-def _groups(calls: list[NodeCall]) -> tuple[int, ...]:
-    """Return the numbers of interleaved groups that values may have: the parts that ops cut or join."""
-    found = {1}
-    for call in calls:
-        if call.name in ("split", "chunk", "split_with_sizes", "unsafe_split", "unsafe_chunk") and any(
-            port.grad for port in call.results
-        ):
-            found.add(len(call.results))
-        if call.name == "multi_head_attention_forward":
-            found.add(3)  # queries, keys and values
-    return tuple(sorted(found))
 
 
 def _counted_values(graph: Graph) -> set[Ref]:

@@ -25,6 +25,7 @@ from gemini.tensor_parallel.layouts import (
     Partial,
     Replicate,
     Shard,
+    conversions,
     gradient_part,
     join_shards,
     take_shard,
@@ -32,7 +33,7 @@ from gemini.tensor_parallel.layouts import (
     unit_range,
     value_part,
 )
-from gemini.tensor_parallel.shard_plan import DIVIDED_HEADS, SAME, VOCABULARY_EMBEDDING, conversions
+from gemini.tensor_parallel.shard_plan import DIVIDED_HEADS, SAME, VOCABULARY_EMBEDDING
 
 
 def whole_of(parts, layout):

@@ -417,7 +417,7 @@ class StepRunner:
         leaves = [
             (number, tensor)
             for number, (tensor, _) in self.operands.whole.items()
-            if tensor.requires_grad and id(tensor) not in numbers
+            if tensor.requires_grad and id(tensor) not in numbers and self.plan.reports(self.plan.loss_stage)
         ]
         self.gradients.adopt(self.program.parameters)  # including those that only the loss uses
         self._sum_partial_gradients()
@@ -425,7 +425,7 @@ class StepRunner:
         if not any(self.plan.reports(stage) for stage in self.plan.stages):
             return self._report_nothing()
         if self.program.shards is not None:
-            self.gradients.withhold(self.program.shards.unreported)
+            self._withhold()
         loose = [p for p in self.program.parameters if p.grad is not None and self.gradients.is_loose(p.grad)]
         tensors: list[Any] = [parameter.grad for parameter in loose] + [whole for _, whole in gathered]
         shared = self.gradients.hand_over()
@@ -450,6 +450,16 @@ class StepRunner:
             [number for number, _ in operand_gradients],
             self.rng_states.get(drawing[-1], b"") if drawing else b"", marshal.dumps(self.trace), tensors,
         )  # fmt: skip
+
+    def _withhold(self) -> None:
+        """Drop what the first shard of a group reports, where this worker has other stages alone."""
+        shards = self.program.shards
+        self.gradients.withhold([] if shards is None else shards.unreported)
+        if not self.plan.reports(self.plan.loss_stage):
+            self.root = None
+        self.input_gradients = {
+            (name, stage): parts for (name, stage), parts in self.input_gradients.items() if self.plan.reports(stage)
+        }
 
     def _report_nothing(self) -> Stepped:
         """Return the reply of a shard whose results the first shard of its group reports."""
