@@ -8,12 +8,14 @@ micro-batch of the schedule stands for one of the model through each replica.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gemini.errors import InvalidPlanError, ScheduleError
+from gemini.errors import InvalidPlanError, PartitionError, ScheduleError
 from gemini.ir.graph import Graph
+from gemini.ir.node import Node
 from gemini.partition import partition
 from gemini.partition.analysis.analysis_builder import analyse
 from gemini.partition.analysis.analysis_result import Analysis
@@ -72,7 +74,7 @@ def choose_for_schedule(graph: Graph, profile: Profile, options: Options, plan: 
     """Cut the model for a schedule, and predict its step."""
     devices = {block.stage or 0: plan.device(block) for block in plan if block.btype == FORWARD}
     stages = (max(devices) + 1) // replicas(plan)
-    cut = partition(graph, profile, stages, "exact", replace(options, workers=(), mixed=False, chunks=1))
+    cut = _cut(graph, profile, stages, replace(options, workers=(), mixed=False, chunks=1), plan)
     if cut.nstages != stages:
         raise InvalidPlanError(
             f"{name} is a plan for {stages} stages, {graph.model_name} can be cut into {cut.nstages}\n"
@@ -95,6 +97,23 @@ def choose_for_schedule(graph: Graph, profile: Profile, options: Options, plan: 
     timed = ran.executed()
     judged = replace(found, schedule=name, step_ms=float(ran.makespan) + step_overhead_ms(graph), plan=timed)
     return ScheduleChoice(made, _add_memory(judged, made, StageMemories(graph, profile, options.micro_batches)), timed)
+
+
+def _cut(graph: Graph, profile: Profile, stages: int, options: Options, plan: SchedPlan) -> Partition:
+    """Cut the model; where the first stages have no backward, what is trained begins after them, if possible."""
+    trained = {(block.stage or 0) % stages for block in plan if block.btype != FORWARD}
+    first = min(trained, default=0)
+    frozen = [node for node in graph.compute_nodes if not any(one.requires_grad for one in node.outputs.values())]
+    learning = [node for node in graph.compute_nodes if any(one.requires_grad for one in node.outputs.values())]
+    if first and frozen and learning and not options.pins:
+        pins = {_scope(frozen[0]): 0, _scope(learning[0]): first}
+        with suppress(PartitionError):
+            return partition(graph, profile, stages, "exact", replace(options, pins=pins))
+    return partition(graph, profile, stages, "exact", options)
+
+
+def _scope(node: Node) -> str:
+    return node.target if node.kind == "module" else node.scope[-1] if node.scope else ""
 
 
 def check_backward_blocks(plan: StepPlan) -> None:

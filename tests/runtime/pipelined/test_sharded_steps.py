@@ -84,7 +84,8 @@ def test_training_equals_one_device(config):
 
 
 @pytest.mark.parametrize(
-    "name", ["mllm", *(pytest.param(one, marks=pytest.mark.slow) for one in ("mshape", "kshape", "nnshape"))]
+    "name",
+    ["mllm", *(pytest.param(one, marks=pytest.mark.slow) for one in ("mshape", "kshape", "nnshape", "nnshape_eager"))],
 )
 def test_blocks_on_several_workers_run_on_shards(name, tmp_path):
     """Stages that all workers run together are divided; the others are on one worker each. A weight is in both."""
