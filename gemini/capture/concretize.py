@@ -122,7 +122,7 @@ class ReadRecorder(Protocol):
 
     nodes: list[Node]
     dynamic: dict[Ref, DynamicShape]
-    disguise: Callable[[Any], Any] | None
+    disguise: Callable[[Any, Expr], Any] | None
 
     def origin(self, tensor: torch.Tensor) -> Ref:
         """Return the node a tensor came from."""
@@ -136,7 +136,7 @@ class ReadRecorder(Protocol):
     def on_concretize(self, expr: Expr, value: int | float) -> None:
         """Record a traced number that became plain."""
 
-    def on_hash(self) -> None:
+    def on_hash(self, expr: Expr) -> None:
         """Record that a traced number was looked up in a table."""
 
     def refuse(self, reason: str) -> NoReturn:

@@ -22,6 +22,8 @@ from gemini.capture.trace_state import TraceRefused
 from gemini.capture.tracer import Tracer
 from gemini.ir.call_binding import ModelCall
 from gemini.ir.graph import Graph
+from gemini.ir.pytree import Ref
+from gemini.ir.symint import Expr
 from gemini.snapshot.model_state import ModelSnapshot
 
 _Call = tuple[tuple[Any, ...], dict[str, Any]]
@@ -44,11 +46,15 @@ def trace_again(graph: Graph, model: nn.Module, call: _Call, make: Callable[...,
     return found
 
 
-def find_hidden_size_read(graph: Graph, model: nn.Module, call: _Call) -> str:
-    """Return how a call of the captured branch depends on sizes without a guard; '' where it does not."""
+def find_hidden_size_read(graph: Graph, model: nn.Module, call: _Call, *, of_samples: bool = False) -> str:
+    """Return how a call of the captured branch depends on sizes without a guard; '' where it does not.
+
+    `of_samples`: only on sizes that count samples.
+    """
+    concerns = partial(_counts_samples, graph) if of_samples else _concerns_all
     try:
         one, other = (
-            trace_again(graph, model, call, partial(_DisguisingTracer, disguise=disguise))
+            trace_again(graph, model, call, partial(_DisguisingTracer, disguise=disguise, concerns=concerns))
             for disguise in (_raise, _lower)
         )
     except (TraceRefused, Exception) as error:
@@ -59,6 +65,26 @@ def find_hidden_size_read(graph: Graph, model: nn.Module, call: _Call) -> str:
     return f"branches: {', '.join(sorted(text for text, _ in differing))}" if differing else ""
 
 
+def _concerns_all(_: Expr) -> bool:
+    return True
+
+
+def _counts_samples(graph: Graph, expr: Expr) -> bool:
+    """Return whether an expression reads the number of samples."""
+    for operand in expr.operands:
+        if isinstance(operand, Expr):
+            if _counts_samples(graph, operand):
+                return True
+        elif isinstance(operand, Ref) and operand.node < len(graph.nodes):
+            made = graph.nodes[operand.node].outputs.get((operand.source, operand.path))
+            if made is None or made.batch_factor == 0:
+                return True
+            is_other = expr.op == "size" and expr.operands[1] % len(made.shape) != made.batch_dim
+            if made.batch_dim is not None and not is_other:
+                return True
+    return False
+
+
 def guard_facts(guards: Any) -> set[tuple[str, str]]:
     """Return guards in a comparable form."""
     return {(str(guard.expr), repr(guard.expected)) for guard in guards}
@@ -67,14 +93,21 @@ def guard_facts(guards: Any) -> set[tuple[str, str]]:
 class _DisguisingTracer(Tracer):
     """A tracer whose traced numbers show other values to C code."""
 
-    def __init__(self, model: nn.Module, leaf_policy: LeafPolicy, disguise: Callable[[float], float]) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        leaf_policy: LeafPolicy,
+        disguise: Callable[[float], float],
+        concerns: Callable[[Expr], bool],
+    ) -> None:
         super().__init__(model, leaf_policy)
-        self.disguise = disguise
+        self.disguise = lambda value, expr: disguise(value) if concerns(expr) else value
+        self._concerns = concerns
 
-    def on_hash(self) -> None:
+    def on_hash(self, expr: Expr) -> None:
         """Refuse a table of sizes: that a size is missing in it leaves no guard."""
         # The keys of memoized functions are no branch: these are traced as if they had no results yet.
-        if self.active and self.recording and not self.busy and not self.caches:
+        if self.active and self.recording and not self.busy and not self.caches and self._concerns(expr):
             self.refuse("its Python code looks a size up")
 
 

@@ -75,7 +75,7 @@ class TraceState:
         self.host_rng = host_rng_fingerprint()
         self.op_counts: dict[tuple[str, ...], int] = {}  # operations a scope has run
         self.scaling_reads: ScalingReadWatcher | None = None
-        self.disguise: Callable[[Any], Any] | None = None  # of traced numbers
+        self.disguise: Callable[[Any, Expr], Any] | None = None  # of traced numbers
 
     def release(self) -> None:
         """Release all tensors; the nodes remain."""
@@ -231,7 +231,7 @@ class TraceState:
         """Record a traced number that became plain."""
         self.guard(expr, value, concrete=True)
 
-    def on_hash(self) -> None:
+    def on_hash(self, expr: Expr) -> None:
         """Record nothing: a hit of a table compares the number."""
 
     def guard(self, expr: Expr, expected: Any, concrete: bool = False) -> None:

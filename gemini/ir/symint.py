@@ -36,9 +36,9 @@ class Expr:
 class GuardLog(Protocol):
     """Receives the facts about traced numbers that the model's Python depends on."""
 
-    disguise: Callable[[Any], Any] | None  # the number that C code sees instead of the value
+    disguise: Callable[[Any, Expr], Any] | None  # the number that C code sees instead of the value
 
-    def on_hash(self) -> None:
+    def on_hash(self, expr: Expr) -> None:
         """Record that a traced number was looked up in a table."""
 
     def on_compare(self, expr: Expr, outcome: bool) -> None:
@@ -98,7 +98,7 @@ class TracedInt(int):
 
     def __new__(cls, value: int, expr: Expr, log: GuardLog) -> TracedInt:
         """Make the number and attach its expression."""
-        number = int.__new__(cls, value if log.disguise is None else log.disguise(value))
+        number = int.__new__(cls, value if log.disguise is None else log.disguise(value, expr))
         number.expr, number.log, number.plain = expr, log, value
         return number
 
@@ -126,7 +126,7 @@ class TracedFloat(float):
 
     def __new__(cls, value: float, expr: Expr, log: GuardLog) -> TracedFloat:
         """Make the number and attach its expression."""
-        number = float.__new__(cls, value if log.disguise is None else log.disguise(value))
+        number = float.__new__(cls, value if log.disguise is None else log.disguise(value, expr))
         number.expr, number.log, number.plain = expr, log, value
         return number
 
@@ -208,7 +208,7 @@ def _round(self: Any, digits: int | None = None) -> Any:
 
 
 def _hash(self: Any) -> int:
-    self.log.on_hash()
+    self.log.on_hash(self.expr)
     return hash(to_plain(self))
 
 

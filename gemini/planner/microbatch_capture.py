@@ -25,7 +25,7 @@ from gemini.ir.call_binding import ModelCall, bind
 from gemini.ir.encode import follow
 from gemini.ir.graph import Graph
 from gemini.planner.buffer_writes import check_outputs_joinable
-from gemini.planner.microbatch_split import micro_batch_sizes, slice_call
+from gemini.planner.microbatch_split import find_part_like_batch, micro_batch_sizes, slice_call
 from gemini.planner.preconditions import check_reassigned
 from gemini.planner.step_plan import CoupledSamplesError, UnplannableError
 from gemini.planner.tail_plan import exclude_tail
@@ -56,7 +56,7 @@ def prove_micro_batch(
     call = args, kwargs
     first: MicroBatch | _CaptureFailure
     try:
-        first = _capture_and_prove(model, call, batch, request, 1)
+        first = _capture_and_prove(model, call, batch, request, _find_least_samples(batch, request))
         reason = _find_one_sample_obstacle(first, batch.size)
     except _CaptureFailure as failed:
         first, reason = failed, "it fails on few samples"
@@ -78,6 +78,12 @@ def prove_micro_batch(
     if isinstance(first, _CaptureFailure):
         raise first
     return _check_micro_batch(first, batch, request)
+
+
+def _find_least_samples(batch: BatchLayout, request: PlanRequest) -> int:
+    """Return the fewest samples of a micro-batch: several where a plan for another length has needed them."""
+    needed = any(plan.forms.least == _SEVERAL for plan in request.earlier_plans)
+    return _SEVERAL if needed and batch.size >= 2 * _SEVERAL and request.micro_batches > 1 else 1
 
 
 def _prove_sample_loop(
@@ -150,9 +156,14 @@ def _capture_and_prove(  # noqa: PLR0917
     )
     few = least if times else few
     micro_batch = slice_call(*call, batch, 0, few)
+    earlier = [plan.graph for plan in request.earlier_plans if plan.graph.batch_size is not None and not times]
+    micro_batch = (earlier and find_part_like_batch(earlier[0], model, call, batch, few)) or micro_batch
     try:
         options = CaptureOptions(batch, times, opens_leaves or request.divides)
         graph = _capture_repeatable(model, *micro_batch, request, options)
+        other = None if times else find_part_like_batch(graph, model, call, batch, few)
+        if other is not None:
+            micro_batch, graph = other, _capture_repeatable(model, *other, request, options)
     except (RuntimeError, ValueError, IndexError, TypeError) as error:  # raised by the model: it needs more samples
         raise _CaptureFailure(f"on {few} samples it raises {type(error).__name__}: {error!s:.150}") from error
     # The proof runs layers.

@@ -17,7 +17,7 @@ from torch import nn
 from gemini.capture.hidden_size_reads import find_hidden_size_read, guard_facts, trace_again
 from gemini.capture.trace_state import TraceRefused
 from gemini.ir.call_binding import ModelCall
-from gemini.planner.microbatch_split import slice_call
+from gemini.planner.microbatch_split import find_part_like_batch, slice_call
 from gemini.planner.rng_analysis import record_stage_rng
 from gemini.planner.step_plan import UnplannableError
 
@@ -30,8 +30,9 @@ _Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 def find_resize_fault(pair: PlanPair, model: nn.Module, call: _Call, values: Sequence[int]) -> str:
     """Return why plans must not be resized by a pair, shown by a call with these free sizes; '' where they may."""
-    part = slice_call(*call, pair.plan.batch, 0, pair.plan.graph.batch_size or 1)
-    if reason := find_hidden_size_read(pair.plan.graph, model, part):
+    graph, batch, count = pair.plan.graph, pair.plan.batch, pair.plan.graph.batch_size or 1
+    part = find_part_like_batch(graph, model, call, batch, count) or slice_call(*call, batch, 0, count)
+    if reason := find_hidden_size_read(graph, model, part):
         return reason
     for sizes in _probe_sizes(values):
         reason = _find_other_size(pair, model, (part, call), sizes, is_own=tuple(sizes) == tuple(values))

@@ -19,7 +19,7 @@ from gemini.ir.node import Node
 from gemini.pipe.piped_model import Piped
 from gemini.pipe.rollback import Rollback
 from gemini.pipe.value_routes import CallerSide, name_outputs
-from gemini.planner.microbatch_split import slice_call
+from gemini.planner.microbatch_split import find_part_like_batch, slice_call
 from gemini.planner.step_plan import UnplannableError
 from gemini.random_numbers.random_branches import NodeDraw, RandomBranches, UnpredictableBranch
 from gemini.random_numbers.random_ops import UnsliceableRandomOp
@@ -45,7 +45,11 @@ def record_stage_rng(
     if piped.graph.rolled:
         return _record_sample_loop_rng(piped, (args, kwargs), batch), None
     more, fewer = (3, 2) if batch.size > 2 else (2, 1)
-    calls = [slice_call(args, kwargs, batch, 0, count) for count in (more, fewer)]
+    call = args, kwargs
+    calls = [
+        find_part_like_batch(piped.graph, piped.model, call, batch, count) or slice_call(*call, batch, 0, count)
+        for count in (more, fewer)
+    ]
     try:
         if random_guards(piped.graph):
             return _record_with_branches(piped, calls, (more, fewer))

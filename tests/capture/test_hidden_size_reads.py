@@ -64,6 +64,17 @@ def test_reads_with_an_expression_are_not(name: str) -> None:
     assert not find(SEEN[name])
 
 
-def find(glue: Callable[[Net, torch.Tensor, int], torch.Tensor]) -> str:
+def test_only_the_number_of_samples_counts_where_that_is_asked() -> None:
+    def glue(net: Net, x: torch.Tensor, t: int) -> torch.Tensor:
+        return x * int(math.log2(t))
+
+    def counting(net: Net, x: torch.Tensor, t: int) -> torch.Tensor:
+        return net.layers[len(x) // 10](x)
+
+    assert not find(glue, of_samples=True)
+    assert find(counting, of_samples=True)
+
+
+def find(glue: Callable[[Net, torch.Tensor, int], torch.Tensor], *, of_samples: bool = False) -> str:
     model, x = Net(glue), torch.randn(4, 24, 4)
-    return find_hidden_size_read(capture(model, (x,)), model, ((x,), {}))
+    return find_hidden_size_read(capture(model, (x,)), model, ((x,), {}), of_samples=of_samples)

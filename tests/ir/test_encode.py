@@ -85,7 +85,7 @@ class Log:
     def on_concretize(self, expr, value):
         self.facts.append((expr, value))
 
-    def on_hash(self):
+    def on_hash(self, expr):
         pass
 
 

@@ -96,6 +96,7 @@ class CallKind:
     planning_ms: float = 0.0
     changes: int = 0  # times that its plan was made again
     family: SizeFamily = field(default_factory=SizeFamily)  # shared by the kinds of calls that differ in sizes alone
+    reads_samples: str | None = None  # how its Python depends on the number of samples, unseen; None: not examined
     origin: CallKind | None = None  # the kind whose plan was resized to its sizes, and whose stages it runs
 
     @property

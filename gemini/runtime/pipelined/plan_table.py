@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from gemini.capture.hidden_size_reads import find_hidden_size_read
 from gemini.capture.module_hooks import without_hooks
 from gemini.errors import GeminiError, GenerateError, ScheduleError
 from gemini.guards.model_version import ModelContents, read_contents
 from gemini.ir.call_binding import ModelCall, bind
 from gemini.ir.encode import UnsupportedValueError
 from gemini.planner.config_planner import Planner
+from gemini.planner.microbatch_split import slice_call
 from gemini.planner.plan_request import LOCAL
 from gemini.planner.step_plan import ONE_MICRO_BATCH, UnplannableError
 from gemini.runtime.call_outcome import FallbackReason, describe_failure, describe_planning_error
@@ -95,7 +97,9 @@ class PlanTable:
             if kind.plan is None:
                 return kind, None
             samples = kind.samples(call.tensors)
-            if samples is not None and kind.plan.can_split(samples, self.managed.micro_batches):
+            if samples is None or not kind.plan.can_split(samples, self.managed.micro_batches):
+                continue
+            if self._may_vary_samples(model, kind, call, samples):
                 if state is not None and exact is not None and len(state.found) < _EXACT:
                     state.found[exact] = KindMatch(kind, kind.plan, samples, found)
                 return kind, samples
@@ -114,6 +118,18 @@ class PlanTable:
             made.family = found[0].family
         self.kinds.setdefault(key, []).append(made)
         return made, None if made.plan is None else made.samples(call.tensors)
+
+    def _may_vary_samples(self, model: nn.Module, kind: CallKind, call: ModelCall, samples: int) -> bool:
+        """Return whether a plan serves another number of samples: the model's Python must not read it unseen."""
+        root = kind.origin or kind
+        plan = root.plan
+        if plan is None or plan.single_micro_batch_reason or plan.graph.rolled or plan.graph.batch_size is None:
+            return True
+        if root.reads_samples is None and samples != plan.batch.size:
+            part = slice_call(*call.with_tensors(call.tensors), plan.batch, 0, plan.graph.batch_size)
+            with run_locally(), without_hooks(model), preserve_rng_state():
+                root.reads_samples = find_hidden_size_read(plan.graph, model, part, of_samples=True)
+        return samples == plan.batch.size or not root.reads_samples
 
     def _resize(self, model: nn.Module, found: list[CallKind], call: ModelCall) -> CallKind | None:
         """Return a kind for sizes that follow from those of planned calls; None where they need a plan of their own."""

@@ -104,7 +104,7 @@ def words(samples: int, length: int) -> torch.Tensor:
 
 def padded(samples: int, length: int) -> dict[str, torch.Tensor]:
     mask = (torch.arange(length) < torch.randint(length // 2, length + 1, (samples, 1))).long()
-    mask[torch.randint(samples, (1,))] = 1
+    mask[0] = 1  # the first is the longest, without padding: the others take another branch
     return {"input_ids": words(samples, length), "attention_mask": mask}
 
 
@@ -189,7 +189,7 @@ def test_equal_to_one_device_with_two_captures(
     monkeypatch.setattr(driver.CaptureDriver, "capture", lambda *args: captures.append(args) or capture(*args))
     journal = compare(case, samples, pool)
     assert journal.steps["overlapped"] == len(LENGTHS) - 3, journal.reasons
-    assert len(captures) <= 2
+    assert len(captures) <= 2 + (name == "bert")  # one more, to find the branch of the whole batch
 
 
 def test_tensors_kept_for_the_last_length(pool: WorkerPool) -> None:
