@@ -25,7 +25,6 @@ from gemini.snapshot.attribute_values import copy_contents, is_unchanged, iter_m
 
 _CONTAINERS = (list, dict, set)
 _SOURCES = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
-_COMPARED = 1 << 20  # bytes of a tensor
 _KEYS, _VALUES = methodcaller("keys"), methodcaller("values")  # scripted modules have dictionary-like tables
 _EVERY = frozenset(vars(nn.Module()))  # attributes that every module has
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.Tensor, nn.Module, type)
@@ -69,14 +68,9 @@ class ModuleState(ChangeGuard):
         ]
         self._found = [*self._loose_now()]
         self.loose = [
-            (tensor, tensor._version, tensor.requires_grad)
+            (tensor, TensorContents(tensor), tensor.requires_grad)
             for tensor in (*self._found, *(one for _, saved in self._inside for one in tensors_in(saved)))
             if not tensor.is_inference() and id(tensor) not in registered
-        ]
-        self._contents = [
-            (tensor, TensorContents(tensor))
-            for tensor, *_ in self.loose
-            if tensor.is_cpu and tensor.nbytes <= _COMPARED
         ]
         self.sources = [(value, source_state(value)) for value in values if is_source(value)]
         self.objects = [(vars(value), dict(vars(value))) for value in values if _is_object(value)]
@@ -119,14 +113,12 @@ class ModuleState(ChangeGuard):
     def _are_loose_unchanged(self) -> bool:
         """Return whether tensors in attributes are the same objects, unwritten, with the same requires_grad.
 
-        Writes through `.data` and NumPy do not count as versions: contents are compared up to a size.
+        Writes through `.data` and NumPy do not count as versions, so contents are compared.
         """
         now = [*self._loose_now()]
         if len(now) != len(self._found) or not all(map(is_, now, self._found)):
             return False
-        return all(
-            one._version == version and one.requires_grad == requires_grad for one, version, requires_grad in self.loose
-        ) and all(saved.are_those_of(one) for one, saved in self._contents)
+        return all(one.requires_grad == learns and saved.are_those_of(one) for one, saved, learns in self.loose)
 
     def _are_modules_unchanged(self) -> bool:
         """Return whether attributes, parameters and buffers are certainly unchanged."""
