@@ -99,7 +99,10 @@ class RayCluster:
         address = worker_at(name)
         assert address is not None
         number = self._numbers_of[index]
-        said = self.ask("supervise", _SUPERVISING, worker=number, kind=address.device.partition(":")[0])
+        try:
+            said = self.ask("supervise", _SUPERVISING, worker=number, kind=address.device.partition(":")[0])
+        except WorkerError as error:
+            raise ConfigError([Fault(*_split(str(error)))]) from None
         if said["ray_auth"].lower() != "token":
             what = f"the Ray cluster at {self.address} requires no token: anyone could run code on it"
             raise ConfigError([Fault(what, "start it with RAY_AUTH_MODE=token on every host, or by gemini cluster up")])

@@ -22,7 +22,7 @@ from tests.training import difference, largest_difference, state_difference, tra
 SAMPLE = ("batch_norm", "dropout", "tied", "lstm", "conv")  # all of them are slow
 
 
-@pytest.fixture(scope="module", params=["one of two", "both"])
+@pytest.fixture(scope="module", params=["one of two", pytest.param("both", marks=pytest.mark.slow)])
 def pool(request: pytest.FixtureRequest) -> Iterator[WorkerPool]:
     made = loopback_pool(["cpu", CPU] if request.param == "one of two" else [CPU, CPU])
     yield made

@@ -75,7 +75,7 @@ def manage(model: nn.Module, pool: WorkerPool, tmp_path: Any, **settings: Any) -
     return known
 
 
-@pytest.fixture(scope="module", params=["one of two", "both"])
+@pytest.fixture(scope="module", params=["one of two", pytest.param("both", marks=pytest.mark.slow)])
 def pool(request: pytest.FixtureRequest) -> Iterator[WorkerPool]:
     made = loopback_pool(["cpu", CPU] if request.param == "one of two" else [CPU, CPU])
     yield made
