@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import statistics
 import sys
 import tempfile
@@ -42,6 +43,7 @@ def main() -> int:
     if not is_supported():
         print("bench_hosts: skipped: it needs root and iproute2")
         return 0
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the hosts end in any case
     with tempfile.TemporaryDirectory() as folder:
         hosts = HostNamespaces(2, Path(folder))
         try:

@@ -209,6 +209,7 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", default=FAULTS)
     args = parser.parse_args()
     choose, failed = random.Random(args.seed), 0
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the hosts end in any case
     with tempfile.TemporaryDirectory() as folder:
         sweep = Sweep(Path(folder))
         try:
