@@ -2,6 +2,7 @@
 
 python -m conformance.zoo.shards                             all models on two shards; continues where it stopped
 python -m conformance.zoo.shards --only llama t5 --size 4    some of them on four shards
+python -m conformance.zoo.shards --table               the share of each model so far, and how many reach 90 %
 python -m conformance.zoo.shards --part 3/14 --results DIR/3.jsonl     one of 14 processes
 
 Loss and gradients of one forward and backward, dropout on, must be those of one device: in float64 to 1e-9, relative to
@@ -40,6 +41,7 @@ from tests.training import difference
 RESULTS = Path(".gemini/zoo_shards.jsonl")
 SMALL = ShardCosts(latency_us=0.1, gflops=0.5)
 LIMITS = {torch.float64: 1e-9, torch.float32: 1e-4}
+_MOST = 0.9
 INSIDE = 1e-5  # of a model in float64 that computes parts in float32
 
 
@@ -49,6 +51,9 @@ def main() -> None:
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
     _quiet()
+    if options.table:
+        print(table(list(results.read(options.results).values()), options.size))
+        return
     done = {} if options.fresh else results.read(options.results)
     at, of = options.part
     animals = list(zoo())
@@ -61,10 +66,27 @@ def main() -> None:
         if time.monotonic() > ends:
             break
         row = judge(animal, options.size, build=options.build_seconds, limit=options.seconds)
-        row.update(name=key, model=animal.name)
+        row.update(name=key, model=animal.name, size=options.size)
         results.append(options.results, row)
         print(_line(row), flush=True)
         gc.collect()
+
+
+def table(rows: list[results.Row], size: int) -> str:
+    """Return the share of parameter bytes that is divided, by model, and how many models have most of it divided."""
+    planned = [one for one in rows if one.get("size", 2) == size and "nodes" in one]
+    found = sorted(planned, key=lambda one: str(one["model"]))
+    lines = ["| model | result | share divided | planned in | whole because |", "|---|---|---|---|---|"]
+    for one in found:
+        whole = "; ".join(one.get("replicated", ())).replace("|", "/")
+        lines.append(
+            f"| {one['model']} | {one['status']} | {one['share']:.1%} | {one['planning']:.2f} s | {whole[:120]} |"
+        )
+    shares = [one["share"] for one in found if not one["model"].startswith("classic/")]
+    if shares:
+        most = sum(share >= _MOST for share in shares) / len(shares)
+        lines.append(f"\n{len(shares)} models of the library: {most:.0%} have {_MOST:.0%} or more divided")
+    return "\n".join(lines)
 
 
 def judge(animal: Animal, size: int, *, build: int, limit: int) -> results.Row:
@@ -121,7 +143,7 @@ def _compare(row: results.Row, fresh: Any, size: int) -> None:
 def _replicated(plan: Any) -> list[str]:
     """Return the reasons why weights are whole, the largest first."""
     reasons = {one.node: one.reason for one in plan.replicated}
-    whole = [one for one in plan.tensors if one.trainable and not isinstance(one.layout, Shard)]
+    whole = [one for one in plan.tensors if one.is_read and not isinstance(one.layout, Shard)]
     whole = sorted(whole, key=lambda one: -one.bytes)[:3]
     found = []
     for one in whole:
@@ -180,6 +202,7 @@ def _line(row: results.Row) -> str:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="*", default=[], help="names of models; default all")
+    parser.add_argument("--table", action="store_true", help="print the results so far as a table, and stop")
     parser.add_argument("--size", type=int, default=2, help="number of shards")
     parser.add_argument("--fresh", action="store_true", help="judge again what was judged before")
     parser.add_argument("--seconds", type=int, default=60, help="limit for one judgement of a model")
