@@ -5,7 +5,9 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from gemini.planner.microbatch_split import find_batch_dims
+from gemini.capture import capture
+from gemini.capture.batch_dim import BatchLayout
+from gemini.planner.microbatch_split import find_batch_dims, find_part_like_batch
 
 
 class Convolution(nn.Module):
@@ -54,3 +56,26 @@ def test_rows_in_which_samples_take_turns() -> None:
     found = find_batch_dims(Words(), (torch.randint(11, (7, 4)), torch.zeros(2, 4, 5)), {})
     assert found is not None
     assert (found.dims, found.size) == ((1, 1), 4)
+
+
+class Masked(nn.Module):
+    """Skips the mask where nothing is masked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        y = self.layer(x)
+        return y if mask.all() else y * mask[..., None]
+
+
+def test_samples_on_the_branch_of_the_whole_batch() -> None:
+    model, x, mask = Masked(), torch.randn(6, 5, 4), torch.ones(6, 5)
+    mask[1:, 3:] = 0
+    batch = BatchLayout((0, 0), 6)
+    graph = capture(model, (x[:1], mask[:1]))
+    part = find_part_like_batch(graph, model, ((x, mask), {}), batch, 1)
+    assert part is not None
+    assert not part[0][1].all()
+    assert find_part_like_batch(graph, model, ((x, torch.ones(6, 5)), {}), batch, 1) is None
