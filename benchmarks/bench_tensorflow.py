@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-LAYERS, WIDTH, HEADS, LENGTH, WORDS, BATCH = 4, 256, 4, 32, 2000, 64
+LAYERS, WIDTH, HEADS, LENGTH, WORDS, BATCH = 4, 512, 8, 32, 2000, 64
 LIMITS = {4: 1.35, 8: 1.5}
 CPU_LIMIT = 1.12
 BUILDS = {(4, 4): 5.0, (24, 8): 60.0}  # layers, micro-batches → seconds
