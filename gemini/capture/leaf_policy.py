@@ -89,7 +89,11 @@ class LeafPolicy:
 
 def _is_composed(module: nn.Module) -> bool:
     """Return whether a layer of torch.nn calls a function on parameters that are divided in its own way."""
-    return type(module) is nn.MultiheadAttention
+    if type(module) is nn.MultiheadAttention or type(module).__name__ == "_WeightNorm":
+        return True
+    made = getattr(module, "parametrizations", None)  # weights computed from others, by weight_norm
+    lists = made.values() if isinstance(made, nn.ModuleDict) else ()
+    return bool(lists) and all(type(one).__name__ == "_WeightNorm" for parts in lists for one in parts)
 
 
 def make_leaf_policy(model: nn.Module, depth: Any, basic_blocks: Any) -> LeafPolicy:

@@ -91,6 +91,7 @@ CASES = {
                (3, 6, 8), (6, 8)),
     "bilinear": (lambda x, w: F.bilinear(x, x, w), (3, 6, 8), (12, 8, 8)),
     "sampled": (lambda x, w: F.grid_sample(x, (x[..., :2] * 0.3).mean(1) + w), (3, 8, 6, 6), (3, 6, 6, 2)[1:]),
+    "weight norm": (lambda x, v, g: F.linear(x, torch._weight_norm(v, g, 0)), (3, 6, 8), (12, 8), (12, 1)),
     "grouped product": (lambda x, w: torch.einsum("ebk,ekn->ebn", x, w), (4, 6, 8), (4, 8, 12)),
 }  # fmt: skip
 

@@ -134,3 +134,12 @@ def prelu(call: OpCall) -> Kind:
 def layer_norm(call: OpCall) -> Kind:
     """Over the last dimensions, which stay whole, and so do its weights."""
     return batch_rule("layer_norm")(call)  # type: ignore[return-value]
+
+
+@shard_rule("_weight_norm")
+def weight_norm(call: OpCall) -> Kind:
+    """`(direction, size, dim)`: a norm for each entry of a dimension."""
+    kind, size = call.sample(call.first), call.argument(1, "g")
+    if kind.dim != call.argument(2, "dim", 0) % call.first.rank or size.kind != kind:
+        raise AnalysisRefused("weight_norm whose sizes are not divided as its weights are")
+    return kind
