@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gemini.tensorflow.piece_layouts import PARTIAL, REPLICATE, Layout, Partial, Replicate, Shard, reshaped
+from gemini.tensorflow.piece_layouts import PARTIAL, REPLICATE, Layout, Partial, Shard, reshaped
 from gemini.tensorflow.split_way import ForwardOp, Rule, Way, along, first_shard, has_partial
 
 
@@ -210,11 +210,6 @@ def join_only(op: ForwardOp, layouts: Sequence[Layout], units: int) -> Way | Non
     """Take whole inputs."""
     del op, layouts, units
     return None
-
-
-def is_all_whole(layouts: Sequence[Layout]) -> bool:
-    """Whether no input is in pieces."""
-    return all(isinstance(layout, Replicate) for layout in layouts)
 
 
 _WHOLE = """
