@@ -7,6 +7,8 @@ missing in workers. While any of these is active, everything runs in the control
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -63,6 +65,25 @@ def has_saved_tensor_hooks() -> bool:
     """Return whether saved-tensor hooks of the script are active."""
     pack = _pack_hook()
     return pack is not None and getattr(pack, "__module__", "") != _CHECKPOINT
+
+
+def packs_saved_tensors() -> bool:
+    """Return whether any saved-tensor hooks are active: an op has to run here and now for them to see it."""
+    return _pack_hook() is not None
+
+
+@contextmanager
+def without_saved_tensor_hooks() -> Iterator[None]:
+    """Inside, saved-tensor hooks do not see what autograd saves: they were not there when the call was made."""
+    hooks = []
+    while (found := torch._C._autograd._top_saved_tensors_default_hooks(True)) is not None:
+        hooks.append(found)
+        torch._C._autograd._pop_saved_tensors_default_hooks()
+    try:
+        yield
+    finally:
+        for pack, unpack in reversed(hooks):
+            torch._C._autograd._push_saved_tensors_default_hooks(pack, unpack)
 
 
 def _pack_hook() -> Any:

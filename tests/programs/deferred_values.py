@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+import torch.utils.checkpoint
 from torch import nn
 
 from tests import models
@@ -898,6 +899,23 @@ def saved_on_cpu(s: Session) -> None:
     with torch.autograd.graph.save_on_cpu():
         loss = F.cross_entropy(s.model(s.x), s.y)
     step(s, loss)
+
+
+@program()
+def read_under_saved_tensor_hooks(s: Session) -> None:
+    loss = F.cross_entropy(s.model(s.x), s.y)
+    with torch.autograd.graph.save_on_cpu():
+        value = (loss * loss).item()
+    step(s, loss * (1 + value))
+
+
+@program()
+def loss_in_checkpoint(s: Session) -> None:
+    def head(out: torch.Tensor) -> torch.Tensor:
+        loss = F.cross_entropy(out, s.y)
+        return loss * (1 + loss.item())
+
+    step(s, torch.utils.checkpoint.checkpoint(head, s.model(s.x), use_reentrant=False))
 
 
 @program()

@@ -210,7 +210,9 @@ def become(tensor: DeferredTensor, real: torch.Tensor, *, for_good: bool = True)
 
     Returns the object that is the real tensor afterwards; use no other.
     """
-    is_free = not tensor._held and type(real) is torch.Tensor and not real._backward_hooks and not is_retained(real)
+    # C++ code that refers to the object (a checkpoint that saves it) would be left with an empty one.
+    is_held = tensor._held or torch.Tensor._use_count(tensor) > 1
+    is_free = not is_held and type(real) is torch.Tensor and not real._backward_hooks and not is_retained(real)
     if for_good and is_free:
         try:
             torch._C._swap_tensor_impl(tensor, real)

@@ -23,6 +23,7 @@ import torch
 from torch import nn
 
 from gemini.autograd_engine import rename_grad_fn
+from gemini.guards.active_modes import packs_saved_tensors, without_saved_tensor_hooks
 from gemini.runtime.pool.signals import count_user_code_runs
 
 _SEEN = attrgetter("_backward_hooks", "_post_accumulate_grad_hooks", "grad")
@@ -122,10 +123,11 @@ class _FreedRoot(torch.autograd.Function):  # type: ignore[misc]
 
 
 def enable_graph() -> AbstractContextManager[Any]:
-    """Inside, graphs are recorded, whatever the modes of the script."""
-    if torch.is_grad_enabled() and not torch.is_inference_mode_enabled():
+    """Inside, graphs are recorded, whatever the modes and hooks of the script."""
+    if torch.is_grad_enabled() and not torch.is_inference_mode_enabled() and not packs_saved_tensors():
         return nullcontext()
     stack = ExitStack()
+    stack.enter_context(without_saved_tensor_hooks())
     stack.enter_context(torch.inference_mode(False))
     stack.enter_context(torch.enable_grad())
     return stack

@@ -22,6 +22,7 @@ import torch
 
 from gemini.batch_analysis.tape_interpreter import FailedValue, replay_tape
 from gemini.errors import GeminiError, WorkerError
+from gemini.guards.active_modes import packs_saved_tensors
 from gemini.ir.autograd_modes import Region
 from gemini.ir.call_binding import ModelCall
 from gemini.runtime.call_outcome import Eager, FallbackReason
@@ -69,7 +70,8 @@ class PendingCall(RepeatableCall):
 
     def record(self, function: Any, args: Any, kwargs: Any) -> tuple[Any] | None:
         """Return the result of a function, in a tuple, as deferred tensors; None where it must run on contents."""
-        return record(self, function, args, kwargs) if self.state == WAITING and not pending_queue.is_busy() else None
+        can_wait = self.state == WAITING and not pending_queue.is_busy() and not packs_saved_tensors()
+        return record(self, function, args, kwargs) if can_wait else None
 
     def protected_storages(self) -> set[int]:
         """Return the storages that must not be written before the call runs."""

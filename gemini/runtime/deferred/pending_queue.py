@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from gemini.guards.active_modes import without_saved_tensor_hooks
 from gemini.runtime.call_outcome import FallbackReason
 from gemini.runtime.deferred.call_context import rng_states, set_rng_states
 
@@ -94,7 +95,8 @@ def run_exclusively(pending: PendingCall, *, again: bool = False) -> Iterator[No
     _state.busy += 1
     _notify(False)
     try:
-        yield
+        with without_saved_tensor_hooks():
+            yield
     finally:
         _state.busy -= 1
         if is_first and runner.draws:
