@@ -69,6 +69,7 @@ class CaptureDriver:
         self.pinned = ""  # why the graph holds for one batch size only
         self.checked: dict[str, str] = {}
         self.saved = ModelSnapshot(model, watch=True)
+        self._before = self.saved.attributes  # warming up replaces it
         self.warmup = Warmup(model, self.saved)
         self.warmed_up = self.without_weights
         self.subject = CaptureSubject(model, call, self.saved, find_caches(model))
@@ -94,6 +95,7 @@ class CaptureDriver:
             graph = self._refine()
         finally:
             self.saved.restore()
+            self._before.restore_containers()  # a cache by size: the model's own calls fill it
         graph.reassigned = tuple(sorted(self.saved.reassigned))
         return graph
 

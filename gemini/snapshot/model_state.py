@@ -91,16 +91,24 @@ class AttributeSnapshot:
         for key, value in before.items():
             if own.get(key, MISSING) is not value and wanted(key):
                 own[key] = value
-        for key, copies in self.contents[name].items():
-            for live, saved in copies if wanted(key) else ():
-                if not is_unchanged(live, saved):
-                    restore_contents(live, saved)
+        self._restore_contents(name, wanted)
         for live, saved in zip(_slots(module), self.slots[name], strict=True):
             for key in [key for key in live if wanted(key) and live[key] is not saved.get(key, MISSING)]:
                 if key in saved:
                     live[key] = saved[key]
                 else:
                     del live[key]
+
+    def restore_containers(self) -> None:
+        """Restore what containers and objects held, and leave the attributes as they are."""
+        for name in self.modules:
+            self._restore_contents(name, lambda _: True)
+
+    def _restore_contents(self, name: str, wanted: Callable[[str], bool]) -> None:
+        for key, copies in self.contents[name].items():
+            for live, saved in copies if wanted(key) else ():
+                if not is_unchanged(live, saved):
+                    restore_contents(live, saved)
 
 
 def _contents(value: Any, known: dict[int, tuple[tuple[Any, Any], ...]]) -> tuple[tuple[Any, Any], ...]:
