@@ -166,7 +166,8 @@ class Reach(ReachState):
             value = getattr(builtins, name)
             if name not in _BUILTINS:  # the script has added it
                 self._refuse_value(name, f"builtins.{name}")
-            self._reach(name, value, is_own=False)
+            if value not in (hash, id) or function.__name__ != "__hash__":  # whose result only finds a place in a table
+                self._reach(name, value, is_own=False)
         else:
             self._note(name, ValueLocation(space, name))
 

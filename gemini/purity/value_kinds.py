@@ -47,7 +47,7 @@ MADE_METHODS = frozenset(
 IMPLIED = frozenset(["__getattr__", "__getattribute__", "__setattr__"])  # run for every attribute
 _SOURCES = (random.Random, np.random.Generator, np.random.RandomState, np.random.BitGenerator, torch.Generator)
 _UNUSED = frozenset(
-    ["__hash__", "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__getnewargs__", "__getnewargs_ex__"]
+    ["__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__getnewargs__", "__getnewargs_ex__"]
 )
 
 

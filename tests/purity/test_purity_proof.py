@@ -110,6 +110,31 @@ class TimedSquare(Square):
 settings, tracker, sampler = Settings(), Tracker(), Sampler()
 
 
+class CountedKey:
+    def __hash__(self) -> int:
+        history.append(1)
+        return 1
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+
+class NamedKey:
+    def __hash__(self) -> int:
+        return hash(type(self).__name__)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, NamedKey)
+
+
+@dataclass(frozen=True)
+class PlainKey:
+    name: str = "a"
+
+
+counted_keys, plain_keys = {CountedKey(): 2.0}, {NamedKey(): 2.0, PlainKey(): 3.0}
+
+
 class OwnGenerator(random.Random):
     pass
 
@@ -233,6 +258,7 @@ def _from_inside(x: torch.Tensor) -> torch.Tensor:
 
 
 IMPURE: dict[str, Callable[[], nn.Module]] = {
+    "a hash with an effect": lambda: Net(lambda x: x * next(iter(counted_keys.values()))),
     "numpy generator": lambda: Net(noisy),
     "numpy generator, owned": lambda: Owned(np.random.default_rng(0)),
     "numpy generator in a closure": lambda: Net(_closure(generator)),
@@ -388,6 +414,7 @@ PURE: dict[str, Callable[[], nn.Module]] = {
     "read of an object": lambda: Net(lambda x: x * tracker.mean()),
     "own state": _OwnState,
     "global generators": lambda: Net(lambda x: x * random.random() + np.random.rand() + torch.rand(4)),
+    "keys with a hash of their own": lambda: Net(lambda x: x * sum(plain_keys.values())),
     "choice": lambda: Net(lambda x: x * random.choice([1, 2])),
     "enumeration and pair": lambda: Net(lambda x: x * Kind.A.value + Pair(1, 2).a),
     "containers": lambda: Owned([OrderedDict(a=1), defaultdict(list), deque([1]), Counter("ab"), {1, 2}, (None, ...)]),
