@@ -14,7 +14,9 @@ graph and so no twin: that is refused.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +28,7 @@ from gemini.tensorflow.servers import servers_for
 from gemini.tensorflow.twin_report import TwinReport
 
 _original: dict[str, Any] = {}
+_own = threading.local()
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,7 @@ def patch_tapes(engine: TapeEngine) -> None:
 
     def gradient(tape: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
         recorded = _original["gradient"](tape, target, sources, *args, **kwargs)
-        if args or kwargs or not _is_training_step(target, sources):
+        if args or kwargs or getattr(_own, "active", False) or not _is_training_step(target, sources):
             return recorded
         return _of_twin(tape, target, sources, recorded, engine)
 
@@ -69,6 +72,16 @@ def restore_tapes() -> None:
         for name, function in _original.items():
             setattr(GradientTape, name, function)
         _original.clear()
+
+
+@contextmanager
+def own_gradients() -> Iterator[None]:
+    """Let tapes return their own gradients."""
+    _own.active = True
+    try:
+        yield
+    finally:
+        _own.active = False
 
 
 def _note(tape: Any, starts: bool) -> None:
