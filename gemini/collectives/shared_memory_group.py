@@ -8,7 +8,7 @@ the same number, and reads their slots in place. Two slots suffice: a shard publ
 everything of number n - 1, so a slot is free when its turn comes again.
 
 A waiting shard spins for about 0.1 ms, then sleeps in the kernel; it wakes up regularly to check whether the step has
-been abandoned. Plain stores are published in order on x86 only; other processors use `DistributedGroup`.
+been abandoned. Plain stores are published in order on x86 only; other processors have no such groups (`is_supported`).
 """
 
 from __future__ import annotations

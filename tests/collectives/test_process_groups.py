@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from gemini.collectives.distributed_group import DistributedGroup
+from gemini.collectives.hosts_group import HostsGroup
 from gemini.collectives.shard_group import GroupLostError
 from gemini.collectives.shared_memory_group import SharedMemoryGroup, allocate_group
 from gemini.collectives.thread_group import run_shards
@@ -56,10 +56,8 @@ def over_memory(rank, size, descriptor):
 
 
 def over_gloo(rank, size, path):
-    dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=size)
-    found = [one.float().numpy() for one in collectives(DistributedGroup())]
-    dist.destroy_process_group()
-    return found
+    store = dist.FileStore(str(path), size)
+    return [one.float().numpy() for one in collectives(HostsGroup(store, rank, size, "127.0.0.1", 60))]
 
 
 @pytest.mark.parametrize("size", [2, 3])

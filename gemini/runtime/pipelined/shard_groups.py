@@ -7,13 +7,14 @@ of the pool are made anew before the next one.
 from __future__ import annotations
 
 import os
+import platform
 import weakref
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from gemini.collectives.shared_memory_group import allocate_group
+from gemini.collectives.shared_memory_group import allocate_group, is_supported
 from gemini.runtime.pipelined.broadcast import Broadcast
 from gemini.runtime.pipelined.peer_mesh import connect
 from gemini.runtime.pool.worker_handle import START_TIMEOUT, InternalFault, WorkerHandle
@@ -49,6 +50,8 @@ def join_groups(pool: WorkerPool, groups: Iterable[Members]) -> None:
 
 def _join_here(pool: WorkerPool, members: Members, workers: list[WorkerHandle]) -> None:
     """Make workers of this host a group: they get memory that this process allocates."""
+    if not is_supported():
+        raise InternalFault(f"shards exchange values through memory on x86 only, this is {platform.machine()}")
     connect(pool, [(members[0], other) for other in members[1:]])
     descriptor = allocate_group(len(members))
     try:
