@@ -123,7 +123,6 @@ PROGRAMS = {  # of a shell block, and what each runs
     "torchrun": "-m torch.distributed.run",
 }
 ELSEWHERE = ("make", "git", "cd", "pip")  # commands of shell blocks that other tests, or the reader's hands, run
-QUICK = ("README.md",)  # the others are slow
 
 
 @pytest.fixture
@@ -149,22 +148,17 @@ def shell_lines(document: Path) -> list[str]:
     return [line for line in lines if line.strip() and not line.startswith("#")]
 
 
-WITH_COMMANDS = [
-    pytest.param(document, id=name, marks=() if name in QUICK else pytest.mark.slow)
-    for document in DOCUMENTS
-    if shell_lines(document)
-    for name in [str(document.relative_to(ROOT))]
-]
-
-
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_every_command_is_run_by_a_test(document: Path) -> None:
     strange = [line for line in shell_lines(document) if line.split()[0] not in (*PROGRAMS, *ELSEWHERE)]
     assert strange == [], "commands that no test runs: add their program, or use a text block"
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("document", WITH_COMMANDS)
+@pytest.mark.parametrize(
+    "document", [path for path in DOCUMENTS if shell_lines(path)], ids=lambda path: str(path.relative_to(ROOT))
+)
 def test_commands_run(document: Path, project: Path) -> None:
     path = f"{project / 'programs'}{os.pathsep}{os.environ['PATH']}"
     for line in shell_lines(document):

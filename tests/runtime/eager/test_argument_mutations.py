@@ -111,6 +111,7 @@ def equal(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
+@pytest.mark.slow
 def test_a_cache_that_units_fill_is_the_programs(pool: WorkerPool) -> None:
     model, x = Net(), torch.randn(3, 8, requires_grad=True)
     methods = vars(Layer).copy()

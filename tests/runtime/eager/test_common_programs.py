@@ -300,6 +300,8 @@ def copies_and_pickles(wrap: Wrap) -> Any:
     return weights(again), copy.deepcopy(model)(batch()[0])
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name == "every_optimizer" else ()) for name in PROGRAMS]
+)
 def test_a_program_gives_what_it_gives_on_one_device(name: str, pool: WorkerPool) -> None:
     check(PROGRAMS[name], pool, 1e-2 if name == "mixed_precision" else 1e-5)

@@ -231,6 +231,7 @@ def test_an_exception_that_is_dropped_frees_all_it_knew(pool: WorkerPool) -> Non
         gc.enable()
 
 
+@pytest.mark.slow
 def test_exceptions_leave_no_memory_behind(pool: WorkerPool) -> None:
     model, managed = started(pool, Net(32))
     workers = {unit.worker for unit in managed.remote_modules.values()}

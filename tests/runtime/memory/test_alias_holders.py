@@ -161,6 +161,7 @@ def test_compiled_modules_are_no_holders() -> None:
     assert held is not None
 
 
+@pytest.mark.slow
 def test_weights_from_files_have_no_holders(tmp_path: Path) -> None:
     save_file = pytest.importorskip("safetensors.torch").save_file
     load_file = pytest.importorskip("safetensors.torch").load_file

@@ -48,6 +48,7 @@ def train(model: nn.Module) -> list[float]:
     return seen
 
 
+@pytest.mark.slow
 def test_all_know_them(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = Net()
