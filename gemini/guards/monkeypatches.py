@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from gemini.guards.base import ChangeGuard
-from gemini.guards.reachable_code import find_reachable
+from gemini.guards.reachable_code import find_reachable, tables_of
 from gemini.purity.bytecode import attributes_stored_in, functions_of
 from gemini.user_code import is_user_module
 
@@ -37,19 +37,20 @@ _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
 # ── what classes have in a worker ──────────────────────────────────────────────────────────────────────────────────
-def describe_classes(classes: list[tuple[str, str]]) -> list[Mapping[str, Any] | None]:
-    """Return the attributes of classes, by module and name; None for one that is not found."""
+def describe_classes(classes: list[tuple[str, str]]) -> list[Mapping[Any, Any] | None]:
+    """Return the attributes of classes, and the entries of tables, by module and name; None for what is not found."""
     return [*map(_describe_class, classes)]
 
 
-def _describe_class(place: tuple[str, str]) -> Mapping[str, Any] | None:
+def _describe_class(place: tuple[str, str]) -> Mapping[Any, Any] | None:
     module, name = place
     try:
         kind: Any = functools.reduce(getattr, name.split("."), importlib.import_module(module))
     except Exception:  # created while the script runs
         return None
     if not isinstance(kind, type):
-        return None
+        tables = enumerate(tables_of(kind))
+        return {(at, key): _written_name(one) for at, table in tables for key, one in table.items() if _is_plain(key)}
     return {key: plain_value(value) for key, value in vars(kind).items()}
 
 
@@ -159,6 +160,27 @@ class _Additions(_Members):
         return is_user_module(author) if author is not None else super()._is_foreign(name, value)
 
 
+class _Table(_Names):
+    """Functions in a table of a library: those that it has in a worker count, whoever has written them."""
+
+    def __init__(self, place: tuple[str, str], at: int, table: dict[Any, Any]) -> None:
+        super().__init__(".".join(place), table, _root(place[0]))
+        self.place, self._at = place, at
+        self._fresh: Mapping[Any, Any] | None = None  # as in a worker
+
+    def learn(self, fresh: Mapping[Any, Any]) -> None:
+        """Set the entries that the table has in a process that never ran the script."""
+        self._fresh, self._last = fresh, [_NEVER]
+
+    def _is_foreign(self, name: Any, value: Any) -> bool:
+        if super()._is_foreign(name, value):
+            return True
+        written = _written_name(value)
+        if self._fresh is None or not written or _root(written) == "gemini" or not _is_plain(name):
+            return False
+        return bool(self._fresh.get((self._at, name)) != written)
+
+
 class LibraryPatches(ChangeGuard):
     """Patches of the library classes of a model's modules, and of the functions that they reach."""
 
@@ -170,15 +192,20 @@ class LibraryPatches(ChangeGuard):
         reach = find_reachable(kinds)
         for name, keys in reach.found.items():
             self._names.append(_Names(name, vars(sys.modules[name]), _root(name), sorted(keys)))
-        self._names += [_Names(name, table, _root(name)) for name, table in reach.tables]
+        self._tables = [_Table(place, at, one) for place, tables in reach.tables for at, one in enumerate(tables)]
+        self._names += self._tables
 
     def library_classes(self) -> list[tuple[str, str]]:
-        """Return the classes, by module and name, whose attributes in a worker are of interest."""
-        return [(one.kind.__module__, one.kind.__qualname__) for one in self._members]
+        """Return the classes and tables, by module and name, whose contents in a worker are of interest."""
+        return [
+            *((one.kind.__module__, one.kind.__qualname__) for one in self._members),
+            *(one.place for one in self._tables),
+        ]
 
-    def learn(self, described: Sequence[Mapping[str, Any] | None]) -> None:
-        """Set their attributes in a worker; None for one that is not found there."""
-        for one, fresh in zip(self._members, described, strict=True):
+    def learn(self, described: Sequence[Mapping[Any, Any] | None]) -> None:
+        """Set their contents in a worker; None for one that is not found there."""
+        watched: list[_Members | _Table] = [*self._members, *self._tables]
+        for one, fresh in zip(watched, described, strict=True):
             if fresh is not None:
                 one.learn(fresh)
 
@@ -204,6 +231,11 @@ def _author(value: Any) -> str | None:
     if isinstance(value, _COMPILED):
         return "torch"
     return type(value).__module__ if callable(value) and is_user_module(type(value).__module__) else None
+
+
+def _written_name(value: Any) -> str:
+    """Return the name under which a function was written; '' for other values."""
+    return "" if _author(value) is None else f"{_author(value)}.{getattr(value, '__qualname__', '')}"
 
 
 def _is_another(name: str, value: Any) -> bool:

@@ -44,7 +44,7 @@ class ReachableCode:
 
     def __init__(self) -> None:
         self.found: dict[str, set[str]] = defaultdict(set)
-        self.tables: list[tuple[str, dict[Any, Any]]] = []
+        self.tables: list[tuple[tuple[str, str], list[dict[Any, Any]]]] = []  # by module and name
         self._seen: set[int] = set()
 
     def follow_members(self, kind: type, library: str, names: Iterable[str]) -> None:
@@ -90,11 +90,11 @@ class ReachableCode:
             self.found[place[0]].add(place[1])
         elif not is_user_module(place[0]) and id(value) not in self._seen:
             self._seen.add(id(value))
-            self.tables += [(".".join(place), one) for one in _tables(value)]
+            self.tables.append((place, tables_of(value)))
         self._follow(value, library)
 
 
-def _tables(value: Any) -> list[dict[Any, Any]]:
+def tables_of(value: Any) -> list[dict[Any, Any]]:
     """Return the dictionaries in which code may look something up by way of a value."""
     if isinstance(value, dict):
         return [value]

@@ -172,6 +172,22 @@ def test_attributes_of_classes_of_a_library_count(monkeypatch: pytest.MonkeyPatc
             assert f"{kind.__name__}.{name}" in late.check(None)
 
 
+def test_functions_of_the_library_itself_count_in_its_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = GPT2Config(n_layer=1, n_embd=16, n_head=2, vocab_size=8, bos_token_id=0, eos_token_id=0)
+    model = GPT2LMHeadModel(config)
+    untouched = LibraryPatches(model)
+    fresh = describe_classes(untouched.library_classes())
+    untouched.learn(fresh)
+    assert not untouched.check(None)
+    table = AttentionInterface._global_mapping
+    for name, function in (("mine", modeling_gpt2.eager_attention_forward), ("sdpa", table["flash_attention_2"])):
+        with monkeypatch.context() as patch:
+            patch.setitem(table, name, function)
+            methods = LibraryPatches(model)
+            methods.learn(fresh)
+            assert f"ALL_ATTENTION_FUNCTIONS.{name}" in methods.check(None)
+
+
 class Scaled(nn.Linear):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return super().forward(x) * self.gain
