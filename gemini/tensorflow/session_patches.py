@@ -4,9 +4,9 @@
     BaseSession._do_run                   steps of graphs with notes go to a twin session
     BaseSession.make_callable, close, …   the same by other names
     disable_resource_variables,           without effect: reference variables race, and loops of single ops have no
-    disable_control_flow_v2               whole
+    disable_control_flow_v2               whole; variables then gain what reference variables can
 
-These names are private or half so; `tests/tensorflow/test_session_patches.py` holds them to the tested version.
+These names are private or half so; the tests of `tests/tensorflow` hold them to the tested version.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def patch(make_twin: Callable[[Any], Any]) -> None:
         (control_flow_v2_toggles, "control_flow_v2"),
     ):
         getattr(module, f"enable_{name}")()
-        _replace(module, f"disable_{name}", partial(_declined.add, name))
+        _replace(module, f"disable_{name}", partial(_decline, name))
 
 
 def unpatch() -> None:
@@ -47,6 +47,18 @@ def unpatch() -> None:
     while _undo:
         owner, name, value = _undo.pop()
         setattr(owner, name, value)
+
+
+def _decline(setting: str) -> None:
+    """Note a setting that the script turns off; its variables stay resources, and gain what reference variables can."""
+    from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable
+
+    from gemini.tensorflow.compat.reference_variables import METHODS
+
+    if setting == "resource_variables" and setting not in _declined:
+        for name, method in METHODS.items():
+            _replace(BaseResourceVariable, name, method)
+    _declined.add(setting)
 
 
 def has_references() -> bool:

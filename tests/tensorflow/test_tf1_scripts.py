@@ -98,11 +98,17 @@ cell = tf.nn.rnn_cell.GRUCell(4)
 _, state = tf.nn.dynamic_rnn(cell, tf.reshape(x, [-1, 2, 2]), dtype=tf.float32)
 loss = tf.losses.mean_squared_error(y, tf.layers.dense(state, 1))
 train = tf.train.MomentumOptimizer(0.1, 0.9).minimize(loss)
+average, weight = tf.train.ExponentialMovingAverage(0.5), tf.trainable_variables()[0]
+update = average.apply([weight])
+copied = tf.Variable(weight.initialized_value(), trainable=False)
+read = average.average(weight) or weight
 data = np.random.RandomState(0)
 with tf.Session() as session:
     session.run(tf.global_variables_initializer())
     for _ in range(3):
         print("loss %.6f" % session.run([loss, train], {x: data.rand(8, 4), y: data.rand(8, 1)})[0])
+    session.run(update)
+    print("average", np.allclose(session.run(read), session.run((weight + copied) / 2), rtol=1e-5, atol=0))
 print("torch" in sys.modules)
 """
 
@@ -151,6 +157,7 @@ def test_a_session_loads_no_torch(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SESSION)
     done = run(tmp_path, launcher(), "train.py")
     assert len(lines(done.stdout, "loss ")) == 3
+    assert lines(done.stdout, "average ") == ["True"]
     assert done.stdout.splitlines()[-1] == "False"
 
 

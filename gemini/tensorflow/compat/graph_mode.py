@@ -17,12 +17,17 @@ def use_graphs() -> None:
     """Switch this process to graphs and sessions, once: a script may change the settings afterwards."""
     if not _switched:
         import tensorflow.compat.v1 as tf
+        from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable
         from tensorflow.python.util import deprecation
+
+        from gemini.tensorflow.compat.reference_variables import METHODS
 
         with deprecation.silence():  # of what is switched on again below
             tf.disable_v2_behavior()
         tf.enable_resource_variables()
         tf.enable_control_flow_v2()
+        for name, method in METHODS.items():
+            setattr(BaseResourceVariable, name, method)
         _switched.append(True)
 
 
