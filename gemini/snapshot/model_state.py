@@ -119,8 +119,9 @@ def _contents(value: Any, known: dict[int, tuple[tuple[Any, Any], ...]]) -> tupl
 
 
 def _slots(module: nn.Module) -> tuple[dict[str, Any], ...]:
-    """Return the buffer and parameter dictionaries of a module; a scripted module has none."""
-    return tuple(table for table in (module._buffers, module._parameters) if isinstance(table, dict))
+    """Return the dictionaries of buffers, parameters and submodules of a module; a scripted module has none."""
+    tables = module._buffers, module._parameters, module._modules
+    return tuple(table for table in tables if isinstance(table, dict))
 
 
 def _memory(tensors: Iterable[tuple[str, torch.Tensor]]) -> list[tuple[str, torch.Tensor, torch.Tensor]]:

@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import nn
 
+from gemini.capture import capture
 from gemini.purity.proof import prove_purity
 from gemini.snapshot.model_state import AttributeSnapshot, ModelSnapshot
 
@@ -127,3 +128,29 @@ def test_iterators_of_the_program_can_be_put_back() -> None:
     model(torch.ones(1, 2))
     held.restore()
     assert model.held.at == 0
+
+
+def test_modules_that_a_forward_adds_are_removed() -> None:
+    model = nn.Sequential(nn.Linear(2, 2))
+    saved = ModelSnapshot(model)
+    model.append(nn.Linear(2, 2))
+    assert saved.attributes.find_changes() == {"": ["1"]}
+    saved.restore()
+    assert len(model) == 1
+
+
+def test_capture_leaves_no_entries_of_its_own_sizes_in_a_cache() -> None:
+    class Caching(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.known: dict[int, torch.Tensor] = {8: torch.ones(8, 1)}
+            self.linear = nn.Linear(2, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if len(x) not in self.known:
+                self.known[len(x)] = torch.ones(len(x), 1)
+            return self.linear(x) * self.known[len(x)]
+
+    model = Caching()
+    capture(model, (torch.ones(4, 2),))
+    assert [*model.known] == [8]
