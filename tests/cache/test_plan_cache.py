@@ -29,9 +29,8 @@ def model(width: int = 8) -> nn.Module:
 
 
 def planned(folder: Path, width: int = 8, **wishes: Any) -> StepPlan:
-    return plan_step(
-        model(width), (torch.ones(8, 4),), {}, PlanRequest(**{"workers": 2, "micro_batches": 2, **wishes}, cache=folder)
-    )
+    request = PlanRequest(**{"workers": 2, "micro_batches": 2, "quiet": True, **wishes}, cache=folder)
+    return plan_step(model(width), (torch.ones(8, 4),), {}, request)
 
 
 @pytest.fixture(scope="module")

@@ -260,6 +260,7 @@ def test_a_model_that_compiles_itself_still_runs_after_capture():
     torch.testing.assert_close(graph.run(value), expected)
 
 
+@pytest.mark.usefixtures("trusted_tests")
 def test_what_a_compiler_learns_of_builtins_during_capture_is_right_afterwards(monkeypatch):
     known = trace_rules._builtin_function_ids
     monkeypatch.setattr(known, "function_ids", None)

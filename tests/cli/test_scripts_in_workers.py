@@ -141,7 +141,7 @@ def test_a_script_in_which_nothing_overlaps_says_so_once(folder: Path) -> None:
     expected = run(sys.executable, "train.py", cwd=folder)
     done = run(COMMAND, *FORCED, "--run-folder", "runs", "train.py", cwd=folder)
     assert (done.returncode, done.stdout) == (0, expected.stdout), done.stderr
-    (line,) = done.stderr.splitlines()
+    (line,) = (line for line in done.stderr.splitlines() if "s so far" not in line)  # progress on a busy machine
     assert line == (
         f"gemini: Sequential: none of 6 calls overlapped (6 in this process): {FallbackReason.DRAWN_EARLY}; "
         "gemini explain --run-folder runs shows more"

@@ -70,6 +70,7 @@ def policy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> AutoPolicy:
 
 def test_a_run_of_twelve_steps_is_left_alone(policy: AutoPolicy, monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[Any] = []
+    backward = torch.autograd.backward
     monkeypatch.setattr(AutoPolicy, "_examine", lambda *given: begun.append(given) or False)
     monkeypatch.setattr(Trial, "has_repaid", lambda *_: True)
     model = Twelve()
@@ -80,7 +81,7 @@ def test_a_run_of_twelve_steps_is_left_alone(policy: AutoPolicy, monkeypatch: py
             assert bool(begun) == (step > 12), step
     finally:
         policy.discovery.stop_watching()
-    assert torch.autograd.backward.__module__ == "torch.autograd"
+    assert torch.autograd.backward is backward
     assert len(begun) == 1
 
 

@@ -18,7 +18,6 @@ from gemini.runtime.step_messages import AbortStep
 from gemini.runtime.transport.channel import Channel
 from gemini.runtime.transport.link import Link
 from gemini.runtime.worker.p2p import PeerLinks, StepAborted
-from gemini.schedule import Block, SchedPlan
 from gemini.schedule.library import library
 from gemini.step.worker_program import make_program, program_of
 
@@ -192,13 +191,6 @@ def test_a_plan_that_waits_for_itself_is_refused(two, pool: WorkerPool) -> None:
 def test_a_plan_that_breaks_its_memory_is_refused(two) -> None:
     with pytest.raises(InvalidPlanError, match="holds"):
         make_program(two.interfaces, library("gpipe", 2, 4), memory=2)
-
-
-def test_a_stage_on_several_devices_is_refused(two) -> None:
-    plan = SchedPlan(2)
-    plan.add_block_seq([Block(0, 1, 1, "forward"), Block(0, 1, -1, "backward")], [(0, 1), (0, 1)])
-    with pytest.raises(InvalidPlanError, match="at once"):
-        make_program(two.interfaces, plan)
 
 
 def test_other_numbers_of_workers_and_micro_batches(two, pool: WorkerPool) -> None:
