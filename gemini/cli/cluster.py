@@ -7,7 +7,7 @@ gemini cluster status 10.0.0.1:6380              the hosts of a cluster
 gemini cluster down                              end what `up` has started on this host
 
 The token is in ~/.ray/auth_token, or in the file that RAY_AUTH_TOKEN_PATH names; `up` makes one where there is none.
-Whoever has it can run any code on these hosts as you. Nothing is encrypted.
+A process that has it can run any code on these hosts as you. Nothing is encrypted.
 """
 
 from __future__ import annotations

@@ -161,7 +161,7 @@ class _Additions(_Members):
 
 
 class _Table(_Names):
-    """Functions in a table of a library: those that it has in a worker count, whoever has written them."""
+    """Functions in a table of a library: those that it has in a worker count, no matter who wrote them."""
 
     def __init__(self, place: tuple[str, str], at: int, table: dict[Any, Any]) -> None:
         super().__init__(".".join(place), table, _root(place[0]))

@@ -1,6 +1,6 @@
 """Own time: what Gemini itself has cost a program, and what it may cost.
 
-    allowed    2 s + 5 % of the program's own processor time so far
+    allowed    2 s + 5 % of the script's processor time so far
     spent      start, trials, planning, workers: measured, or estimated before it begins
 
 A phase begins only if its estimate fits. So a program that stays local never takes longer than 1.05 × `python` + 2 s,

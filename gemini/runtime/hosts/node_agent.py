@@ -5,8 +5,8 @@
                                    agent/RANK       the address of this node
                                    end              the exit code of the script
 
-The store is that of torchrun, or served by rank 0. As for any program of torch.distributed, whoever reaches it can
-take part in the run: use it in a trusted network.
+The store is that of torchrun, or served by rank 0. As in any program of torch.distributed, a process that
+reaches it can take part in the run: use it in a trusted network.
 """
 
 from __future__ import annotations

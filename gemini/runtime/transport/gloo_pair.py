@@ -56,7 +56,7 @@ class GlooPair:
         self._sockets = [socket.socket(fileno=os.dup(descriptor)) for descriptor in new]
 
     def close(self) -> None:
-        """End the connection: whoever waits gets an error, here and, if the link works, at the other end."""
+        """End the connection: waiting calls raise, here and, if the link works, at the other end."""
         for one in self._sockets:
             with contextlib.suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)
