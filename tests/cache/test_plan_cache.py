@@ -29,7 +29,7 @@ def model(width: int = 8) -> nn.Module:
 
 
 def planned(folder: Path, width: int = 8, **wishes: Any) -> StepPlan:
-    request = PlanRequest(**{"workers": 2, "micro_batches": 2, "quiet": True, **wishes}, cache=folder)
+    request = PlanRequest(**{"workers": 2, "micro_batches": 2, **wishes}, cache=folder)
     return plan_step(model(width), (torch.ones(8, 4),), {}, request)
 
 
@@ -59,7 +59,7 @@ def test_the_second_plan_is_the_first(tmp_path: Path, capsys: pytest.CaptureFixt
     assert second.partition == first.partition
     assert second.analysis == first.analysis
     assert to_dict(second.schedule) == to_dict(first.schedule)
-    assert capsys.readouterr().err == ""
+    assert [line for line in capsys.readouterr().err.splitlines() if "s so far" not in line] == []  # but for progress
 
 
 @pytest.mark.parametrize(
