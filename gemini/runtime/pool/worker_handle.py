@@ -365,6 +365,7 @@ def _forget_in_child() -> None:
         worker.link.close()
         with contextlib.suppress(OSError):
             os.close(worker.stacks)
+    _all.clear()  # a process forked by this one must not close the numbers again: they may be those of other files
 
 
 os.register_at_fork(after_in_child=_forget_in_child)
