@@ -35,6 +35,7 @@ def test_few_runs_are_fitted():
     assert sum(fitted) < len(fitted) / 8
 
 
+@pytest.mark.slow
 def test_mean_error_of_the_others(predictions):
     errors = [abs(error) for run, _, error in predictions if not run["fitted"]]
     assert statistics.fmean(errors) <= 0.05
@@ -42,6 +43,7 @@ def test_mean_error_of_the_others(predictions):
     assert max(errors) <= 0.25
 
 
+@pytest.mark.slow
 def test_memory(predictions):
     errors = [step.memory.total / 2**30 / run["memory_gib"] - 1 for run, step, _ in predictions if "memory_gib" in run]
     assert statistics.fmean(map(abs, errors)) <= 0.10

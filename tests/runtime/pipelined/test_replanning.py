@@ -115,6 +115,7 @@ def training_kind(managed: ManagedModel) -> CallKind | None:
     return next((kind for kinds in known.kinds.values() for kind in kinds if kind.plan is known.reported), None)
 
 
+@pytest.mark.slow
 def test_work_goes_to_the_worker_that_waits_and_nothing_else_changes(
     managed: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
