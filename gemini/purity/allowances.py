@@ -78,6 +78,7 @@ DENIED_METHODS = frozenset(
     [
         "tofile", "write_bytes", "write_text", "read_bytes", "read_text", "share_memory_", "__defaults__",
         "__kwdefaults__", "__closure__", "cell_contents", "__globals__", "f_globals", "f_locals", "__subclasses__",
+        "cache_info", "cache_clear",  # of memoized functions
     ]
 )  # fmt: skip
 STATEFUL = {  # members of library classes that have effects, or that change during a run, by root of the library

@@ -120,7 +120,7 @@ def _without_objects() -> list[Effect]:
         ("state()[0] % 5", "state()[0] += 1", "@functools.lru_cache\ndef state():\n    return [0]\n", "state()"),
         ("state().n % 5", "s = state()\ns.n += 1", held + "@functools.cache\ndef state():\n    return Held()\n", "state().n"),
         ("cached(len(x)).n % 5", "cached(len(x)).n += 1", held + "@functools.lru_cache\ndef cached(n):\n    return held\n", "held.n"),
-        ("count.cache_info().hits % 5", "count(1)", "@functools.lru_cache\ndef count(n):\n    return n\n", "count.cache_info()"),
+        ("count.cache_info().hits % 5", "count(1)", "@functools.lru_cache\ndef count(n):\n    return n\n", "tuple(count.cache_info())"),
         ("(lambda: count.__defaults__[0][0] % 5)()", "count.__defaults__[0][0] += 1", "def count(n=[0]):\n    return n\n", "count()"),
         ("part.keywords['n'][0] % 5", "part.keywords['n'][0] += 1", "part = functools.partial(dict, n=[0])\n", "part()"),
         ("builtins.made_n % 5", "builtins.made_n = getattr(builtins, 'made_n', 0) + 1", "builtins.made_n = 0\n", "builtins.made_n"),
