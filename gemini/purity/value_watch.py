@@ -12,6 +12,7 @@ import types
 import weakref
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Mapping
+from functools import partial
 from operator import attrgetter, contains, eq, getitem, is_
 from typing import Any, NamedTuple
 
@@ -149,11 +150,15 @@ class WatchedValue:
 _known: dict[int, tuple[Any, dict[Any, WatchedValue]]] = {}  # watched values of this process, by owner
 
 
+def _forget(known: dict[int, Any], number: int, _: Any) -> None:
+    known.pop(number, None)  # at the end of the process globals are gone
+
+
 def watch(name: str, place: ValueLocation) -> WatchedValue:
     """Return the watched value at a place: one for all models, since workers share the code that reads it."""
     number = id(place.owner)
     if number not in _known:
-        _known[number] = weak_reference(place.owner, lambda _: _known.pop(number, None)) or place.owner, {}
+        _known[number] = weak_reference(place.owner, partial(_forget, _known, number)) or place.owner, {}
     known = _known[number][1]
     if place[1:] not in known:
         known[place[1:]] = WatchedValue(name, place)
