@@ -133,12 +133,11 @@ def _closing_line(model: ModelJournal) -> str:
         way = "in this process" if usual == CallPath.LOCAL else f"by {CallPath(usual).label}"
         text += f" ({model.steps[usual]} {way}): {model.main_reason}"
     if model.step_ms:
-        text += f", {_ms(model.step_ms)} per step"
-    if model.local_ms:
-        gain = (
-            f" ({_ms(model.local_ms)} in this process: {model.local_ms / model.step_ms:.2f} ×)" if model.step_ms else ""
-        )
-        text += gain or f", {_ms(model.local_ms)} locally"
+        text += f", {_ms(model.step_ms)} per step" + (" of changing sizes" if model.sizes_differ else "")
+    if model.gain:
+        text += f" ({_ms(model.local_ms)} in this process: {model.gain:.2f} ×)"
+    elif model.local_ms and not model.step_ms:
+        text += f", {_ms(model.local_ms)} locally"
     return text
 
 

@@ -198,7 +198,7 @@ def _comparisons(plan: RecordedPlan, model: ModelJournal) -> list[Comparison]:
         ),
         Comparison("largest worker", _expected_mb(plan), max(plan.peak_mb, default=None), "MB"),
     ]  # fmt: skip
-    if model.local_ms:
+    if model.local_ms and not model.sizes_differ:
         rows.append(Comparison("step on one device", plan.analysis.single_ms, model.local_ms, "ms"))
     return rows
 

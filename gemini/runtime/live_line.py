@@ -93,6 +93,6 @@ def describe_step(journal: ModelJournal) -> str:
         parts.append(f"bubble {journal.idle_share:.0%}")
     if max(journal.peaks_mb, default=0.0) >= 1:
         parts.append(f"at most {max(journal.peaks_mb):.0f} MB per worker")
-    if journal.step_ms and journal.local_ms:
-        parts.append(f"{journal.local_ms / journal.step_ms:.2f} × one device")
+    if journal.gain:
+        parts.append(f"{journal.gain:.2f} × one device")
     return ", ".join(parts)

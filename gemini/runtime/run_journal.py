@@ -66,6 +66,7 @@ class ModelJournal:
     traces: list[str] = field(default_factory=list)
     last_ms: list[float] = field(default_factory=list)  # durations of the last steps by that plan
     local_ms: float = 0.0  # a step in the process of the script, where it was measured
+    other_sizes: int = 0  # steps by a plan whose tensors had other sizes than those of the first one
     verified: list[tuple[int, float, float]] = field(default_factory=list)  # call, differences of loss and gradients
     settings: dict[str, Any] = field(default_factory=dict)  # that are not the defaults
     places: dict[str, str] = field(default_factory=dict)  # file and line that made the model, and its optimizer
@@ -74,6 +75,7 @@ class ModelJournal:
     history: StepHistory = field(default_factory=StepHistory)
     on_record: ClassVar[Any] = None  # called after each record
     peaks_mb: ClassVar[tuple[float, ...]] = ()  # peak memory of each worker, where it was measured
+    _sizes: ClassVar[Any] = None  # of the tensors of the first step by a plan
     _last_step: ClassVar[Any] = None  # the actions of the last step, and the number of its workers
     _describe_plan: ClassVar[Any] = None  # a weak reference to the method that describes the plan
 
@@ -107,6 +109,11 @@ class ModelJournal:
         self.history.record_time(step_ms)
         self.last_ms.append(step_ms)
         del self.last_ms[:-_TIMED]
+
+    def record_sizes(self, sizes: Sequence[Any]) -> None:
+        """Count a step that has other sizes than the first one."""
+        vars(self).setdefault("_sizes", sizes)
+        self.other_sizes += sizes != self._sizes
 
     def record_site(self, kind: str, site: str, took_ms: float) -> None:
         """Record the time at a line of the script; one line per kind, the latest."""
@@ -143,6 +150,16 @@ class ModelJournal:
     def step_ms(self) -> float:
         """The median duration of the last steps by the plan; 0 where there are none."""
         return statistics.median(self.last_ms) if self.last_ms else 0.0
+
+    @property
+    def sizes_differ(self) -> bool:
+        """Whether many steps had other sizes: the usual duration does not compare with that of the first call."""
+        return 4 * self.other_sizes > sum(self.steps.values())
+
+    @property
+    def gain(self) -> float:
+        """How many times faster steps are than in the process of the script; 0 where that was not measured."""
+        return self.local_ms / self.step_ms if self.step_ms and not self.sizes_differ else 0.0
 
     @property
     def main_reason(self) -> str:

@@ -16,7 +16,10 @@ EAGER = f"eager dispatch: {FIRST}"
 CASES = {
     "Net: 8 of 9 calls overlapped, 12 ms per step (31 ms in this process: 2.58 ×)": ModelJournal(
         "Net", 2, steps={"overlapped": 8, "dispatched": 1}, reasons={EAGER: 1}, last_ms=[90.0, 12.0, 11.0],
-        local_ms=31.0,
+        local_ms=31.0, other_sizes=1,
+    ),
+    "Net: 9 of 9 calls overlapped, 12 ms per step of changing sizes": ModelJournal(
+        "Net", 2, steps={"overlapped": 9}, last_ms=[12.0], local_ms=31.0, other_sizes=5
     ),
     "Net: none of 9 calls overlapped (8 by single micro-batch): sums over the batch, 12 ms per step": ModelJournal(
         "Net", 2, steps={"undivided": 8, "dispatched": 1},

@@ -338,6 +338,7 @@ class PipelinedModel:
         self._trace(kind, ran, step_ms)
         self.plans.record_step(kind, ran, step_ms, samples)
         self.journal.history.record_loss(result.root)
+        self.journal.record_sizes(sizes_of(pending.inputs))
         self._save_record(kind, ran, step_ms)
         self.journal.observe_step(ran.trace, kind.plan.nworkers, self._peaks_mb)
         return result
