@@ -40,7 +40,7 @@ from gemini.runtime.call_outcome import CallPath, FallbackReason
 from gemini.runtime.step_history import StepHistory
 from gemini.schedule.block import LETTERS
 
-FORMAT = 4
+FORMAT = 5
 _KEPT = 20  # files of earlier runs
 _KEPT_LOCAL = 200  # run folders whose last run without workers is recorded
 _EVERY = 2.0  # seconds between two writes, after the first calls
