@@ -182,12 +182,12 @@ def policy_for(session: Session, folder: str) -> ForcedPolicy:
         return DryRunPolicy(config)
     check = session.get("check")
     if check is not None:
-        from gemini.launcher.program_checking import CheckingPolicy
+        from gemini.launcher.checking_policy import CheckingPolicy
 
         return CheckingPolicy(config, Path(check))
     record = session.get("record")
     if record is not None:
-        from gemini.launcher.plan_recording import RecordingPolicy
+        from gemini.launcher.recording_policy import RecordingPolicy
 
         return RecordingPolicy(config, Path(record), session["record_steps"])
     if is_requested:

@@ -1,4 +1,4 @@
-"""Program checking: the run of `gemini check`, which takes the models of a program at their first call.
+"""The policy of `gemini check`: it takes the models of a program at their first call.
 
 It needs no workers. It ends when every folder of stages was checked, or before the second step of an optimizer.
 """
