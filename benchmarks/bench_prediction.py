@@ -21,13 +21,14 @@ import torch
 from torch import nn
 
 from gemini.tune import ParallelConfig, simulate
-from gemini.tune.local_machine import local_cluster, measured_link
-from gemini.tune.model_capture import capture_model
+from gemini.tune.local_machine import local_cluster
+from gemini.tune.machine_capture import capture_machine_costs
+from gemini.tune.machine_search import FIXED
 from gemini.tune.trial_runs import TrialTarget
 
-# devices, tensor, pipeline, chunks, micro-batches
+# devices, tensor, pipeline, chunks, micro-batches; the rest of the devices are replicas
 CONFIGURATIONS = (
-    (2, 1, 2, 1, 2), (2, 1, 2, 1, 4), (2, 1, 2, 1, 8), (2, 1, 2, 2, 4), (2, 2, 1, 1, 1), (4, 2, 2, 1, 2),
+    (2, 1, 2, 1, 2), (2, 1, 2, 1, 4), (2, 1, 2, 1, 8), (2, 2, 1, 1, 1), (2, 1, 1, 1, 2), (4, 2, 2, 1, 2),
     (4, 1, 4, 1, 4),
 )  # fmt: skip
 
@@ -76,23 +77,30 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", choices=("gpt", "mlp", "bert"))
     parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--predict", action="store_true", help="only predict")
     args = parser.parse_args()
     model, batch = {"gpt": gpt, "mlp": mlp, "bert": bert}[args.model]()
-    costs, link = capture_model(model, batch), measured_link()
+    costs = capture_machine_costs(model, batch)
     target = TrialTarget(f"{Path(__file__)}:{args.model}", (), args.steps, 60.0)
     pairs = []
     for devices, tensor, pipeline, chunks, count in CONFIGURATIONS:
         config = ParallelConfig(
-            devices=devices, batch=costs.samples, tensor=tensor, pipeline=pipeline, chunks=chunks, kernels="eager",
-            micro_batch=costs.samples // count, precision="fp32",
+            devices=devices, batch=costs.samples, tensor=tensor, pipeline=pipeline, chunks=chunks,
+            micro_batch=costs.samples // count, **FIXED,
         )  # fmt: skip
-        found = simulate(costs, local_cluster(devices, link), config)
+        found = simulate(costs, local_cluster(devices), config)
+        if args.predict:
+            parts = ", ".join(f"{name} {part * 1e3:.0f}" for name, part in found.parts.items() if part > 1e-4)
+            print(f"{found.seconds * 1e3:7.0f} ms  {config.label()}: {parts}", flush=True)
+            continue
         seconds, why = target.measure(found)
         if seconds is None:
             print(f"did not run    {config.label()}: {why}", flush=True)
             continue
         pairs.append((found.seconds, seconds))
         print(f"{found.seconds / seconds - 1:+7.1%}  measured {seconds:.3f} s  {config.label()}", flush=True)
+    if args.predict:
+        return
     errors = [abs(predicted / seconds - 1) for predicted, seconds in pairs]
     print(
         f"{len(pairs)} configurations of {args.model}: mean error {statistics.fmean(errors):.1%}, "

@@ -26,8 +26,8 @@ from gemini.errors import UsageError
 
 if TYPE_CHECKING:
     from gemini.cluster import Cluster
-    from gemini.tune.captured_costs import CapturedCosts
     from gemini.tune.layer_cost import CostModel
+    from gemini.tune.machine_costs import MachineCosts
     from gemini.tune.tuning_request import TuningRequest
     from gemini.tune.tuning_result import TuningResult
 
@@ -120,33 +120,31 @@ def _whole_hosts(cluster: Cluster, devices: int) -> int:
 
 
 def _local_request(args: argparse.Namespace, bar: ProgressBar) -> TuningRequest:
-    from gemini.tune.local_machine import local_cluster, measured_link
+    from gemini.tune.machine_search import machine_request
 
     bar.step("capture and profile")
     model = _capture_local(args)
-    bar.step("measure the link between two processes")
-    cluster = local_cluster(args.workers, measured_link())
-    # Replicas, exchanges of ZeRO and recomputation are not settings of a run on one machine.
-    args.fix = ["kernels=eager", "zero=0", "recompute=none", "context=1", *args.fix]
-    if not any(one.startswith("chunks=") for one in (*args.fix, *args.among)):
-        args.among = ["chunks=1,2", *args.among]  # as the planner of a run makes them
-    made = _make_request(args, model, cluster, args.batch or model.samples)
-    return replace(made, max_devices=args.workers, max_replicas=1)
+    fixed = {**({"precision": args.precision} if args.precision else {}), **_fields(args.fix)}
+    return machine_request(
+        model, args.workers, args.batch or model.samples, fixed=fixed, among=_sets(args.among),
+        max_seconds=args.max_seconds, max_money=args.max_money, max_hours=args.max_hours, tokens=args.tokens,
+        memory_share=args.memory_share, objective=args.objective,
+    )  # fmt: skip
 
 
-def _capture_local(args: argparse.Namespace) -> CapturedCosts:
+def _capture_local(args: argparse.Namespace) -> MachineCosts:
     if ":" in args.target:
         from gemini.cli.batch_errors import report_batch_errors
         from gemini.cli.profile import make_model
-        from gemini.tune.model_capture import capture_model
+        from gemini.tune.machine_capture import capture_machine_costs
 
         model, batch, keywords = make_model(args.target)
         with report_batch_errors(args.target, model, batch, keywords):
-            return capture_model(model, batch, keywords)
+            return capture_machine_costs(model, batch, keywords, args.workers)
     if not Path(args.target).is_file():
         raise UsageError(f"no file {args.target}\n    → name a script, or module:function")
     from gemini.cli.tune_worker import FAULT
-    from gemini.tune.local_machine import load_costs
+    from gemini.tune.machine_costs import load_costs
 
     with tempfile.TemporaryDirectory(prefix="gemini-tune-") as folder:
         out = Path(folder) / "costs.json"
@@ -156,6 +154,7 @@ def _capture_local(args: argparse.Namespace) -> CapturedCosts:
             "gemini.cli.tune_worker",
             "capture",
             str(out),
+            str(args.workers),
             args.target,
             *args.program_arguments,
         ]
@@ -173,15 +172,18 @@ def _make_request(args: argparse.Namespace, model: CostModel, cluster: Cluster, 
     from gemini.tune.tuning_request import TuningRequest
 
     fixed = {"precision": args.precision or default_precision(cluster), **_fields(args.fix)}
-    among = {
-        name: tuple(tuple(one.split("-")) if name in _LISTS else _value(one) for one in text.split(","))
-        for name, text in map(_pair, args.among)
-    }
     return TuningRequest(
-        model, cluster, batch, fixed, among, max_devices=args.max_devices, max_seconds=args.max_seconds,
+        model, cluster, batch, fixed, _sets(args.among), max_devices=args.max_devices, max_seconds=args.max_seconds,
         max_money=args.max_money, max_hours=args.max_hours, tokens=args.tokens, memory_share=args.memory_share,
         objective=args.objective,
     )  # fmt: skip
+
+
+def _sets(given: list[str]) -> dict[str, tuple[Any, ...]]:
+    return {
+        name: tuple(tuple(one.split("-")) if name in _LISTS else _value(one) for one in text.split(","))
+        for name, text in map(_pair, given)
+    }
 
 
 def _fields(given: list[str]) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Processes of `gemini tune`: one that captures the model of a script, one that trains a model for a few steps.
 
-python -m gemini.cli.tune_worker capture OUT train.py [arguments]      costs of the first model that trains
+python -m gemini.cli.tune_worker capture OUT WORKERS train.py [arguments]      costs of the first model that trains
 python -m gemini.cli.tune_worker steps OUT STEPS train.py [arguments]  seconds of steps under plain python
 python -m gemini.cli.tune_worker trial OUT CONFIG STEPS TARGET         seconds of every step
 """
@@ -22,20 +22,20 @@ FAULT = "gemini tune cannot capture: "
 def main(arguments: list[str]) -> int:
     """Run one of the two."""
     if arguments[0] == "capture":
-        return capture_script(Path(arguments[1]), arguments[2:])
+        return capture_script(Path(arguments[1]), int(arguments[2]), arguments[3:])
     if arguments[0] == "steps":
         return time_script(Path(arguments[1]), int(arguments[2]), arguments[3:])
     return run_trial(Path(arguments[1]), Path(arguments[2]), int(arguments[3]), arguments[4])
 
 
-def capture_script(out: Path, program: list[str]) -> int:
+def capture_script(out: Path, workers: int, program: list[str]) -> int:
     """Run a script until its largest model is first called with gradients; write the costs of that call."""
     import torch
     from torch import nn
 
     from gemini.errors import GeminiError
-    from gemini.tune.local_machine import save_costs
-    from gemini.tune.model_capture import capture_model
+    from gemini.tune.machine_capture import capture_machine_costs
+    from gemini.tune.machine_costs import save_costs
 
     original = nn.Module.__call__
 
@@ -45,7 +45,7 @@ def capture_script(out: Path, program: list[str]) -> int:
             return original(module, *args, **kwargs)
         nn.Module.__call__ = original  # a capture must not meet this function in the model
         try:
-            save_costs(capture_model(module, args, kwargs), out)
+            save_costs(capture_machine_costs(module, args, kwargs, workers), out)
         except GeminiError as error:
             print(f"{FAULT}{error}", file=sys.stderr, flush=True)
             os._exit(2)

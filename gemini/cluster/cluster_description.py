@@ -25,6 +25,7 @@ class HostGroup:
     device: DeviceClass
     hosts: int
     devices_per_host: int
+    processors: int = 0  # of a host that its devices, which are processes, share; 0: each has its own
 
     def __post_init__(self) -> None:
         faults = [
@@ -32,6 +33,9 @@ class HostGroup:
             for name, value in (("hosts", self.hosts), ("devices_per_host", self.devices_per_host))
             if isinstance(value, bool) or not isinstance(value, int) or value < 1
         ]
+        if isinstance(self.processors, bool) or not isinstance(self.processors, int) or self.processors < 0:
+            what = f"processors = {self.processors!r} of {self.device.name}"
+            faults.append(Fault(what, "give a whole number; 0: each device has its own"))
         if faults:
             raise ConfigError(faults, "cluster")
 
@@ -108,6 +112,11 @@ class Cluster:
         return min(group.devices_per_host for group in self.groups)
 
     @property
+    def processors(self) -> int:
+        """The processors that the devices of one host share; 0 where there are several hosts or each has its own."""
+        return self.groups[0].processors if len(self.groups) == 1 and self.groups[0].hosts == 1 else 0
+
+    @property
     def price_per_hour(self) -> float:
         """The price of all devices."""
         return sum(group.devices * group.device.price_per_hour for group in self.groups)
@@ -132,7 +141,7 @@ class Cluster:
             near = devices // per_host * per_host
             fault = Fault(f"{devices} devices in hosts of {per_host}", f"give {near} or {near + per_host}")
             raise ConfigError([fault], f"cluster {self.name}")
-        return replace(self, groups=(HostGroup(group.device, devices // per_host, per_host),))
+        return replace(self, groups=(replace(group, hosts=devices // per_host, devices_per_host=per_host),))
 
     def with_device(self, device: DeviceClass) -> Cluster:
         """Return a homogeneous cluster with another device class."""
@@ -161,7 +170,12 @@ class Cluster:
         return {
             "name": self.name,
             "groups": [
-                {"device": group.device.to_dict(), "hosts": group.hosts, "devices_per_host": group.devices_per_host}
+                {
+                    "device": group.device.to_dict(),
+                    "hosts": group.hosts,
+                    "devices_per_host": group.devices_per_host,
+                    "processors": group.processors,
+                }
                 for group in self.groups
             ],
             "tiers": [tier.to_dict() for tier in self.tiers],

@@ -23,7 +23,7 @@ from gemini.errors import ConfigError, Fault, MissingEngineError
 from gemini.nearest_name import remedy
 
 _KEYS = ("name", "preset", "device", "hosts", "devices_per_host", "groups", "tiers")
-_GROUP_KEYS = ("device", "hosts", "devices_per_host")
+_GROUP_KEYS = ("device", "hosts", "devices_per_host", "processors")
 
 
 def presets() -> dict[str, Any]:
@@ -112,11 +112,14 @@ def read_cluster(data: Any, source: str = "cluster") -> Cluster:
 
 def _read_group(data: Any, source: str) -> HostGroup:
     if not isinstance(data, Mapping) or "device" not in data:
-        raise ConfigError([Fault(f"{data!r} is no group of hosts", "give device, hosts, devices_per_host")], source)
+        raise ConfigError([Fault(f"{data!r} is no group of hosts", f"give {', '.join(_GROUP_KEYS)}")], source)
     unknown = [Fault(f"unknown key {key!r}", remedy(str(key), _GROUP_KEYS)) for key in data if key not in _GROUP_KEYS]
     if unknown:
         raise ConfigError(unknown, source)
-    return HostGroup(read_device(data["device"], source), data.get("hosts", 1), data.get("devices_per_host", 1))
+    return HostGroup(
+        read_device(data["device"], source), data.get("hosts", 1), data.get("devices_per_host", 1),
+        data.get("processors", 0),
+    )  # fmt: skip
 
 
 def read_device(data: Any, source: str = "cluster") -> DeviceClass:

@@ -4,7 +4,10 @@
     from call 13 on    as soon as the next phase fits into the time that Gemini may take (`own_time`), and the steps
                        so far would have repaid it:
         bound          a step that workers cannot speed up stays local (`speedup_bound`)
-        plan           the step is planned; it stays local where the plan is not faster
+        plan           the step is captured, profiled and planned as a pipeline
+        search         the search of `gemini tune` compares pipelines, shards, replicas and their combinations by these
+                       costs; where it prefers another than the planned one, that one is planned, as a phase of its own
+                       the model stays local where the plan is not faster
         workers        start, and run the plan
     after 10 steps     by the plan: if they are slower than those in this process were, the model runs locally again
 
@@ -16,7 +19,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -76,6 +79,8 @@ class Trial:
     least_ms: float | None = None  # the shortest possible step with workers
     plan: StepPlan | None = None
     planning_ms: float = 0.0
+    config: GeminiConfig | None = None  # that the search has chosen
+    choice: list[str] = field(default_factory=list)  # what it compared
 
     def add(self, clock: TrialClock) -> None:
         """Add time of the model's forward, or of backward after it."""
@@ -111,8 +116,9 @@ class AutoPolicy(ForcedPolicy):
 
     is_lasting = False
 
-    def __init__(self, config: GeminiConfig) -> None:
+    def __init__(self, config: GeminiConfig, micro_batches: int | None = None) -> None:
         super().__init__(config)
+        self._micro_batches = micro_batches  # that the user requested
         self._trials: dict[int, Trial] = {}
         self._backward: Callable[..., Any] | None = None
         self._wall_ms: dict[int, float] = {}  # steps of models that get workers, in this process
@@ -171,7 +177,7 @@ class AutoPolicy(ForcedPolicy):
         if trial.plan is not None:
             self.own_time.add(count_workers(self.config) * _WORKER_S)
             self._wall_ms[id(model)] = trial.step_wall_ms
-            return self.start(model, trial.plan, trial.step_ms, trial.planning_ms)
+            return self.start(model, trial.plan, trial.step_ms, trial.planning_ms, trial.config, trial.choice)
         if trial.least_ms is None and (reason := self.verdicts.find(model, trial.step_ms)):
             return self.stay_local(model, reason)
         if reason := prove_purity(model).reason or find_impure_argument((args, kwargs), model):
@@ -196,23 +202,38 @@ class AutoPolicy(ForcedPolicy):
 
     def _plan_trial(self, model: nn.Module, trial: Trial, args: Any, kwargs: Any) -> bool | None:
         began = time.perf_counter()
-        trial.plan = plan = self._plan(model, args, kwargs, trial.step_ms)
-        trial.planning_ms = (time.perf_counter() - began) * 1e3
+        is_first = trial.config is None
+        plan = self._plan(model, args, kwargs, trial.step_ms, trial.config or self.config)
+        if is_first:
+            trial.config = self._search(plan, trial)
+        trial.planning_ms += (time.perf_counter() - began) * 1e3
+        if is_first and trial.config != self.config:
+            return None  # the plan of the choice is the next phase
+        trial.plan = plan
         if plan.step_ms * _SMALLEST_SPEEDUP > trial.step_ms:
             return self._stay_local(model, trial, f"{plan.step_ms:.0f} ms")
         return None
+
+    def _search(self, plan: StepPlan, trial: Trial) -> GeminiConfig:
+        """Return the configuration that the search of `gemini tune` prefers, by the costs of a first plan."""
+        from gemini.tune.machine_search import choose_for_run
+
+        if plan.tail is not None or plan.program is not None or self.config.schedule.endswith(".json"):
+            return self.config  # only a pipeline can run it
+        config, trial.choice = choose_for_run(plan, self.config, trial.step_ms / 1e3, self._micro_batches)
+        return config
 
     def _bound_ms(self, model: nn.Module, trial: Trial, args: Any, kwargs: Any) -> float:
         from gemini.launcher.speedup_bound import shortest_step_ms
 
         return shortest_step_ms(model, args, kwargs, trial.step_ms, count_workers(self.config))
 
-    def _plan(self, model: nn.Module, args: Any, kwargs: Any, single_ms: float) -> StepPlan:
+    def _plan(self, model: nn.Module, args: Any, kwargs: Any, single_ms: float, config: GeminiConfig) -> StepPlan:
         from gemini.capture.module_hooks import without_hooks
         from gemini.runtime.local_mode import run_locally
         from gemini.snapshot.rng_snapshot import preserve_rng_state
 
-        planner = self.planner()
+        planner = self.planner(config)
         assert planner is not None
         with run_locally(), without_hooks(model), preserve_rng_state():
             deadline = time.process_time() + self.own_time.seconds_left()

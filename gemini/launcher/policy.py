@@ -8,7 +8,7 @@ DryRun     plans only, see `dry_run`
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -44,10 +44,20 @@ class ForcedPolicy:
         """Start workers; the model stays local if that fails."""
         return self.start(model)
 
-    def start(
-        self, model: nn.Module, plan: StepPlan | None = None, single_ms: float | None = None, planning_ms: float = 0.0
+    def start(  # noqa: PLR0917
+        self,
+        model: nn.Module,
+        plan: StepPlan | None = None,
+        single_ms: float | None = None,
+        planning_ms: float = 0.0,
+        config: GeminiConfig | None = None,
+        choice: Sequence[str] = (),
     ) -> bool:
-        """Start workers for a model, with a plan if one exists, made in `planning_ms`; return whether it has them."""
+        """Start workers for a model; return whether it has them.
+
+        `plan`, if there is one, was made in `planning_ms`; `config` and `choice` are what a search has found for it.
+        """
+        config = config or self.config
         self.discovery.stop_watching()
         try:
             obstacle = _find_obstacle(model)
@@ -57,12 +67,13 @@ class ForcedPolicy:
             from gemini.runtime.session import start
             from gemini.snapshot.rng_snapshot import preserve_rng_state
 
-            planner = self.planner()
+            planner = self.planner(config)
             with preserve_rng_state():
                 planner = planner and _return_first(plan, planner)
-                managed = start(model, self.config, planner, announce=False, survives=True)
+                managed = start(model, config, planner, announce=False, survives=True)
             if managed is not None and managed.pipelined is not None:
                 managed.pipelined.plans.planning_ms += planning_ms
+                managed.pipelined.journal.choice = list(choice)
                 self._observe(model, managed.pipelined, single_ms)
                 see_through_deferred_tensors()
             return managed is not None
@@ -75,11 +86,11 @@ class ForcedPolicy:
         finally:
             self.discovery.resume()
 
-    def planner(self) -> Planner | None:
-        """Return the planner of whole steps; None where planning is off."""
+    def planner(self, config: GeminiConfig | None = None) -> Planner | None:
+        """Return the planner of whole steps under a configuration, the policy's own; None where planning is off."""
         from gemini.planner.config_planner import planner_for
 
-        return planner_for(self.config)
+        return planner_for(config or self.config)
 
     def _observe(self, model: nn.Module, pipelined: PipelinedModel, single_ms: float | None) -> None:
         """Print the plan of the first pipelined step; plan further kinds of calls once that repays."""
@@ -174,7 +185,7 @@ def policy_for(session: Session, folder: str) -> ForcedPolicy:
     config = load_config(session, folder)
     if config.program is not None and "check" not in session:
         _check_program(config)
-    is_requested = config.asks_for_workers
+    is_requested, micro_batches = config.asks_for_workers, config.accum_degree
     config = fill_defaults(config, _count_hosts(config) if config.cluster is not None else count_devices)
     if config.dry_run:
         from gemini.launcher.dry_run import DryRunPolicy
@@ -194,7 +205,7 @@ def policy_for(session: Session, folder: str) -> ForcedPolicy:
         return ForcedPolicy(config)
     from gemini.launcher.auto import AutoPolicy
 
-    return AutoPolicy(config)
+    return AutoPolicy(config, micro_batches)
 
 
 def _check_program(config: GeminiConfig) -> None:

@@ -216,7 +216,7 @@ def _load_or_search(
     def build() -> CachedPlan:
         check_deadline(request)
         begin_phase("profile")
-        profile = _profile_micro_batch(graph, *micro_batch.call, request, parts) if known is None else known
+        profile = profile_micro_batch(graph, *micro_batch.call, request, parts) if known is None else known
         check_deadline(request)
         begin_phase("search")
         options = request.options(count, parts, on_cpu=_is_on_cpu(graph))
@@ -243,7 +243,7 @@ def _choose_replicated(
     links = request.links.between(range(workers))
     one = replace(request, workers=workers, micro_batches=count // copies, links=links)
     options = one.options(count // copies, parts / copies, on_cpu=_is_on_cpu(graph))
-    costs = _scale_to_batch(profile, 1 / copies)
+    costs = scale_to_batch(profile, 1 / copies)
     return choose_with_replicas(copies, lambda: search_plan(graph, costs, one, options, is_bound=is_bound))
 
 
@@ -319,8 +319,8 @@ def _add_side_effects(plan: StepPlan, args: tuple[Any, ...], kwargs: dict[str, A
 
 
 # ── profile ────────────────────────────────────────────────────────────────────────────────────────────────────────
-def _profile_micro_batch(
-    graph: Graph, args: tuple[Any, ...], kwargs: dict[str, Any], request: PlanRequest, parts: float
+def profile_micro_batch(
+    graph: Graph, args: tuple[Any, ...], kwargs: dict[str, Any], request: PlanRequest, parts: float = 1.0
 ) -> Profile:
     """Return the costs of the whole batch, measured on one of its `parts` equal parts."""
     from gemini.planner.worker_costs import estimate_worker_costs
@@ -337,7 +337,7 @@ def _profile_micro_batch(
             found = estimate_worker_costs(found, graph, request)
         else:  # all workers share one device, and processes take turns on it
             found = Contention(request.workers, request.workers).slow_down(found)
-    return _scale_to_batch(_add_missing_backward(found, graph), parts)
+    return scale_to_batch(_add_missing_backward(found, graph), parts)
 
 
 def _is_on_cpu(graph: Graph) -> bool:
@@ -356,7 +356,7 @@ def _add_missing_backward(profile: Profile, graph: Graph) -> Profile:
     return replace(profile, nodes=nodes)
 
 
-def _scale_to_batch(profile: Profile, parts: float) -> Profile:
+def scale_to_batch(profile: Profile, parts: float) -> Profile:
     """Return the costs of a batch of `parts` such parts, which the analysis divides by the number of micro-batches."""
     scaled = ("forward_ms", "backward_ms", "forward_peak_mb", "backward_peak_mb", "input_mb", "output_mb", "saved_mb",
               "saved_own_mb", "moved_mb", "forward_moved_mb", "host_ms", "device_ms")  # fmt: skip

@@ -59,6 +59,7 @@ class ModelJournal:
     model: str
     workers: int
     plan: str = ""  # stages and schedule, where there is one
+    choice: list[str] = field(default_factory=list)  # the configuration that auto chose, and the others it compared
     verification: str = ""  # steps that were compared with this process, and their differences
     steps: dict[str, int] = field(default_factory=dict)  # calls by path
     reasons: dict[str, int] = field(default_factory=dict)  # "path: reason" of calls on a slower path, and how many
@@ -181,6 +182,9 @@ class ModelJournal:
             lines.append("  made at " + ", ".join(f"{place} ({kind})" for kind, place in self.places.items()))
         if self.plan:
             lines.append(f"  plan: {self.plan}{self._measured()}")
+        if self.choice:
+            lines.append(f"  chosen: {self.choice[0]}")
+            lines += [f"    not {line}" for line in self.choice[1:]]
         if self.verification:
             lines.append(f"  verified: {self.verification}")
         lines += [f"  {count} × {line}" for line, count in Counter(self.reasons).most_common()]

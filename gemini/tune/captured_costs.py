@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from gemini.cluster.device_class import DeviceClass
-from gemini.tune.layer_cost import LayerCost
+from gemini.tune.layer_cost import LayerCost, spread_layers
 from gemini.tune.parallel_config import ParallelConfig
 
 if TYPE_CHECKING:
@@ -90,6 +90,18 @@ class CapturedCosts:
         """Return the layers, equal neighbours together, with the mean time of all equal ones."""
         del device  # times are those of the profile
         return _kinds(self, config.micro_batch, config.tensor, config.recompute)
+
+    block_seconds = 0.0
+
+    def layer_counts(self, config: ParallelConfig, device: DeviceClass) -> tuple[int, ...]:
+        """Return an even number of layers per stage."""
+        del device
+        return spread_layers(self.layers, config.stages)
+
+    def controller_seconds(self, config: ParallelConfig) -> float | None:
+        """Return None: every device updates its own weights."""
+        del config
+        return None
 
     def embedding(self, config: ParallelConfig, device: DeviceClass) -> LayerCost:
         """Return what runs before the first layer."""

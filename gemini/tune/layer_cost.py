@@ -33,7 +33,7 @@ class LayerCost:
     workspace: float = 0.0  # bytes while it runs, on top of what is kept
     boundary: float = 0.0  # bytes of its output that the next stage needs
     tensor_bytes: float = 0.0  # of one tensor-parallel all-reduce
-    tensor_reduces: int = 0  # all-reduces of the forward; as many in the backward
+    tensor_reduces: float = 0  # all-reduces of the forward; as many in the backward
     context_bytes: float = 0.0  # keys and values of this rank
     expert_bytes: float = 0.0  # of one all-to-all; two in the forward, two in the backward
     flops: float = 0.0  # operations of the forward on this device
@@ -57,6 +57,14 @@ class LayerCost:
     def to_dict(self) -> dict[str, Any]:
         """Return plain values."""
         return {entry.name: getattr(self, entry.name) for entry in fields(self)}
+
+
+def spread_layers(layers: int, stages: int) -> tuple[int, ...]:
+    """Return the layers of every stage: as even as possible, fewer at both ends, which have embedding and head."""
+    base, extra = divmod(layers, stages)
+    inner_first = sorted(range(stages), key=lambda stage: (stage == stages - 1, stage == 0, stage))
+    more = set(inner_first[:extra])
+    return tuple(base + (stage in more) for stage in range(stages))
 
 
 class CostModel(Protocol):
@@ -86,6 +94,16 @@ class CostModel(Protocol):
 
     def layer_kinds(self, config: ParallelConfig, device: DeviceClass) -> tuple[tuple[LayerCost, int], ...]:
         """Return the layers in order, equal neighbours counted together, embedding and head left out."""
+
+    def layer_counts(self, config: ParallelConfig, device: DeviceClass) -> tuple[int, ...]:
+        """Return the number of layers of every stage."""
+
+    @property
+    def block_seconds(self) -> float:
+        """Seconds that a device spends around each block of a pipeline."""
+
+    def controller_seconds(self, config: ParallelConfig) -> float | None:
+        """Seconds of a process that updates the weights of all devices; None where each updates its own."""
 
     def embedding(self, config: ParallelConfig, device: DeviceClass) -> LayerCost:
         """Return the part before the layers."""

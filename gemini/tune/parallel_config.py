@@ -164,6 +164,13 @@ class ParallelConfig:
         at = self.order.index(axis)
         return math.prod(getattr(self, name) for name in self.order[:at])
 
+    @property
+    def kind(self) -> str:
+        """What divides the work: `pipeline`, `sharding`, `replicas`, several of them, or `one device`."""
+        degrees = (("replicas", self.data), ("sharding", self.tensor), ("pipeline", self.pipeline))
+        found = [name for name, degree in degrees if degree > 1]
+        return " with ".join(found) or "one device"
+
     def label(self) -> str:
         """Return the configuration in a few words."""
         parts = [f"{name} {getattr(self, name)}" for name in ("data", "tensor", "context", "expert", "pipeline")]

@@ -26,7 +26,7 @@ def run_settings(config: ParallelConfig) -> dict[str, Any]:
         settings["mode"] = "pipeline"
     if config.pipeline > 1 or config.tensor == 1:
         settings["pipeline_degree"] = config.pipeline
-    if _is_replicated(config):
+    if config.data > 1 and config.tensor == 1:
         settings |= {"replicas": config.data, "accum_degree": config.data * config.micro_batches}
     if config.pipeline > 1 and config.schedule != "composed":
         settings["schedule"] = config.plan_name
@@ -35,16 +35,11 @@ def run_settings(config: ParallelConfig) -> dict[str, Any]:
     return settings
 
 
-def _is_replicated(config: ParallelConfig) -> bool:
-    """Return whether a run can have the replicas itself: those of a model that is not divided."""
-    return config.data > 1 and config.pipeline == config.tensor == 1
-
-
 def omitted_settings(config: ParallelConfig) -> list[str]:
     """Return what a run with `gemini_python` does not take from the configuration."""
     found = []
-    if config.data > 1 and not _is_replicated(config):
-        found.append(f"data {config.data}: start one process per replica")
+    if config.data > 1 and config.tensor > 1:
+        found.append(f"data {config.data} with shards: start one process per replica")
     if config.chunks > 2:
         found.append(f"chunks {config.chunks}: a run has at most 2 stages per worker")
     if config.context > 1:

@@ -15,11 +15,11 @@ from typing import Any
 from gemini.cluster.cluster_description import Cluster
 from gemini.errors import ConfigError
 from gemini.schedule.library import LIBRARY
-from gemini.tune.layer_cost import CostModel
+from gemini.tune.layer_cost import CostModel, spread_layers
 from gemini.tune.memory_table import CONTEXT, static_rows
 from gemini.tune.parallel_config import AXES, RECOMPUTE, ParallelConfig
 from gemini.tune.pipeline_run import schedule_faults
-from gemini.tune.stage_costs import spread_layers
+from gemini.tune.run_settings import omitted_settings
 from gemini.tune.tuning_request import TuningRequest
 
 _MOST_STAGES, _MOST_CHUNKS, _MOST_CONTEXT, _MOST_MICRO_BATCH = 64, 16, 64, 64
@@ -47,7 +47,7 @@ def enumerate_configurations(
     """Yield every configuration on that cluster that can exist; the others are recorded with a reason."""
     model, devices, batch = request.model, cluster.devices, request.batch
     base = {"devices": devices, "batch": batch, **{k: v for k, v in request.fixed.items() if k != "devices"}}
-    for tensor in _values(request, "tensor", _tensor_degrees(model, cluster)):
+    for tensor in _values(request, "tensor", _tensor_degrees(model, cluster, rejections)):
         for context in _values(request, "context", _context_degrees(model, devices)):
             for pipeline in _values(request, "pipeline", _divisors(devices, min(_MOST_STAGES, model.layers + 2))):
                 degrees = f"tensor {tensor}, context {context}, pipeline {pipeline}"
@@ -58,9 +58,6 @@ def enumerate_configurations(
                 data = devices // (tensor * context * pipeline)
                 if batch % data:
                     rejections.add(f"the batch of {batch} cannot be split over the replicas", f"{degrees}, data {data}")
-                    continue
-                if data > (request.max_replicas or data):
-                    rejections.add(f"more than {request.max_replicas} replicas", f"{degrees}, data {data}")
                     continue
                 chosen = {**base, "tensor": tensor, "context": context, "pipeline": pipeline}
                 yield from _complete(request, cluster, chosen, data, rejections)
@@ -91,7 +88,7 @@ def _complete(
                                     "zero": zero, "recompute": recompute, "order": order, "schedule": schedule,
                                 }  # fmt: skip
                                 config = _build(values, rejections)
-                                if config is not None and _admits(model, config, rejections):
+                                if config is not None and _admits(request, config, rejections):
                                     yield config
 
 
@@ -103,8 +100,9 @@ def _build(values: dict[str, Any], rejections: Rejections) -> ParallelConfig | N
         return None
 
 
-def _admits(model: CostModel, config: ParallelConfig, rejections: Rejections) -> bool:
-    found = model.faults(config)
+def _admits(request: TuningRequest, config: ParallelConfig, rejections: Rejections) -> bool:
+    model = request.model
+    found = [*model.faults(config), *(omitted_settings(config) if request.runs_here else [])]
     if config.stages > model.layers + 2:
         found = [*found, f"more stages than the {model.layers} layers, embedding and head"]
     if not found and config.pipeline > 1:
@@ -125,15 +123,17 @@ def _divisors(number: int, most: int) -> list[int]:
     return [one for one in range(1, min(number, most) + 1) if number % one == 0]
 
 
-def _tensor_degrees(model: CostModel, cluster: Cluster) -> list[int]:
+def _tensor_degrees(model: CostModel, cluster: Cluster, rejections: Rejections) -> list[int]:
     """Return degrees inside a host: exchanges of every layer need its links."""
-    probe = ParallelConfig(devices=1, batch=1)
     most = min(cluster.devices, cluster.devices_per_host)
-    return [
-        degree
-        for degree in _divisors(most, most)
-        if not model.faults(ParallelConfig(devices=degree, batch=1, tensor=degree))
-    ] or [probe.tensor]
+    found = [1]
+    for degree in _divisors(most, most)[1:]:
+        faults = model.faults(ParallelConfig(devices=degree, batch=1, tensor=degree))
+        if faults:
+            rejections.add(faults[0], f"tensor {degree}")
+        else:
+            found.append(degree)
+    return found
 
 
 def _context_degrees(model: CostModel, devices: int) -> list[int]:

@@ -52,14 +52,6 @@ class StageCost:
         return self.forward + self.backward
 
 
-def spread_layers(layers: int, stages: int) -> tuple[int, ...]:
-    """Return the layers of every stage: as even as possible, fewer at both ends, which have embedding and head."""
-    base, extra = divmod(layers, stages)
-    inner_first = sorted(range(stages), key=lambda stage: (stage == stages - 1, stage == 0, stage))
-    more = set(inner_first[:extra])
-    return tuple(base + (stage in more) for stage in range(stages))
-
-
 @dataclass
 class _Sum:
     """Seconds and sizes of the layers of a stage so far."""
@@ -88,7 +80,7 @@ class StageBuilder:
 
     def stages(self, counts: Sequence[int] | None = None) -> tuple[StageCost, ...]:
         """Return all stages, with an even number of layers unless `counts` says how many each has."""
-        counts = counts or spread_layers(self.model.layers, self.config.stages)
+        counts = counts or self.model.layer_counts(self.config, self.device)
         found: list[StageCost] = []
         cache: dict[tuple[object, ...], StageCost] = {}
         done = 0
@@ -122,9 +114,11 @@ class StageBuilder:
             self._add(total, parts, layer, count, 1.0 if layer in ends else share)
         if config.zero == 3 and config.shards > 1:
             self._expose_ends(total, parts, [layer for layer, _ in held] or ends)
-        sample = next((layer for layer, _ in held), self.first)
+        sample = held[-1][0] if held else self.first
+        around = self.model.block_seconds if config.devices > 1 else 0.0
+        parts["compute"] += 2 * around
         return StageCost(
-            total.forward, total.input_gradient, total.weight_gradient, parts, total.parameters,
+            total.forward + around, total.input_gradient + around, total.weight_gradient, parts, total.parameters,
             total.expert_parameters, total.activations, total.workspace, sample.boundary, total.largest, total.flops,
             total.recomputed_flops, layers,
         )  # fmt: skip

@@ -17,6 +17,7 @@ PART_NAMES = {
     "bubble": "bubble",
     "gradients": "gradient reduction after the backward",
     "optimizer": "optimizer",
+    "controller": "controller: optimizer, calls and replies",
 }
 _JOULES_PER_KWH = 3.6e6
 

@@ -21,10 +21,11 @@ from gemini.tune.memory_table import MemoryTable, memory_table
 from gemini.tune.parallel_config import ParallelConfig
 from gemini.tune.pipeline_run import PipelineRun, check_schedule, estimate_pipeline, run_pipeline
 from gemini.tune.rank_communication import RankCommunication
-from gemini.tune.stage_costs import KINDS, StageBuilder, StageCost, spread_layers
+from gemini.tune.shared_processors import share_processors
+from gemini.tune.stage_costs import KINDS, StageBuilder, StageCost
 
 OPTIMIZER_TRAFFIC = 40  # bytes per parameter that an update in single precision reads and writes, clipping included
-PARTS = (*KINDS, "pipeline", "bubble", "gradients", "optimizer")
+PARTS = (*KINDS, "pipeline", "bubble", "gradients", "optimizer", "controller")
 Pipeline = Callable[[ParallelConfig, Sequence[StageCost], float], PipelineRun]
 
 
@@ -136,23 +137,27 @@ def predict(  # noqa: PLR0917
     """Predict a step; `pipeline` gives the time of the micro-batches, `places` the device class of each stage place."""
     links = RankCommunication(cluster, config)
     devices = list(places) or [weakest_device(cluster, config.precision)] * config.pipeline
-    counts = tuple(layout) or spread_layers(model.layers, config.stages)
+    counts = tuple(layout) or model.layer_counts(config, devices[0])
     builders = {device: StageBuilder(model, config, device, links) for device in dict.fromkeys(devices)}
     built = {device: builder.stages(counts) for device, builder in builders.items()}
     stages = tuple(built[devices[at % config.pipeline]][at] for at in range(config.stages))
     hop = links.hop(max(stage.boundary for stage in stages[:-1]) if len(stages) > 1 else 0.0)
     run = pipeline(config, stages, hop)
+    run = share_processors(run, cluster.processors, config.tensor * config.context * config.data)
     held = [list(stages[at :: config.pipeline]) for at in range(config.pipeline)]
     parts = _pipeline_parts(config, held, run, hop)
     exposed, update = _after_backward(builders[devices[0]], devices, links, held)
-    parts["gradients"], parts["optimizer"] = exposed, update
+    controller = model.controller_seconds(config)
+    update = update if controller is None else 0.0
+    parts["gradients"], parts["optimizer"], parts["controller"] = exposed, update, controller or 0.0
     table = _fullest_device(config, devices, held, run.peaks)
     once = sum(3 * stage.flops for stage in stages)
     repeated = sum(stage.recomputed_flops for stage in stages) / once if once else 0.0
     operations = model.model_flops(config.batch)
     peak = sum(group.devices * group.device.flops(config.precision) for group in cluster.groups) / cluster.devices
+    seconds = run.seconds + exposed + update + parts["controller"]
     return StepResult(
-        model.name, cluster, config, run.seconds + exposed + update, parts, table, config.batch * model.sequence,
+        model.name, cluster, config, seconds, parts, table, config.batch * model.sequence,
         operations, operations * (1 + repeated), peak, run, stages, tuple(layout), tuple(d.name for d in places),
     )  # fmt: skip
 

@@ -18,7 +18,7 @@ import functools
 from dataclasses import dataclass, replace
 
 from gemini.cluster.device_class import DeviceClass
-from gemini.tune.layer_cost import LayerCost
+from gemini.tune.layer_cost import LayerCost, spread_layers
 from gemini.tune.parallel_config import ParallelConfig
 from gemini.tune.transformer_model import Transformer
 
@@ -218,6 +218,18 @@ class TransformerCosts:
     def _layer(self, config: ParallelConfig, device: DeviceClass, sparse: bool) -> LayerCost:
         cost = _layer_cost(self.model, _relevant(config), device, sparse)
         return cost if self.scale == 1.0 else cost.scaled(self.scale)
+
+    block_seconds = 0.0
+
+    def layer_counts(self, config: ParallelConfig, device: DeviceClass) -> tuple[int, ...]:
+        """Return an even number of layers per stage."""
+        del device
+        return spread_layers(self.layers, config.stages)
+
+    def controller_seconds(self, config: ParallelConfig) -> float | None:
+        """Return None: every device updates its own weights."""
+        del config
+        return None
 
     def embedding(self, config: ParallelConfig, device: DeviceClass) -> LayerCost:
         """Return the embedding: it reads rows and writes them; its gradient touches them again."""

@@ -44,7 +44,7 @@ class TuningRequest:
     fixed: Mapping[str, Any] = field(default_factory=dict, hash=False)
     among: Mapping[str, tuple[Any, ...]] = field(default_factory=dict, hash=False)
     max_devices: int | None = None  # search device counts up to this instead of using all
-    max_replicas: int | None = None
+    runs_here: bool = False  # only what a run of `gemini_python` on one machine can have
     max_seconds: float | None = None  # of a step
     max_money: float | None = None  # of `tokens`
     max_hours: float | None = None  # for `tokens`
@@ -81,7 +81,7 @@ class TuningRequest:
                 faults.append(Fault(f"unknown schedule {value!r}", remedy(str(value), [*LIBRARY, "auto"])))
             elif name == "precision":
                 faults += _precision_faults(self.cluster, value)
-        for name in ("batch", "max_devices", "max_replicas", "finalists"):
+        for name in ("batch", "max_devices", "finalists"):
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                 faults.append(Fault(f"{name} = {value!r}", "give a whole number, 1 or more"))

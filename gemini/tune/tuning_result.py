@@ -52,6 +52,13 @@ class TuningResult:
                 line.append(one)
         return line
 
+    def best_by_kind(self) -> dict[str, StepResult]:
+        """Return the fastest configuration of every kind, simulated where it was, fastest first."""
+        best: dict[str, StepResult] = {}
+        for one in (*self.ranked, *sorted(self.found, key=lambda result: result.seconds)):
+            best.setdefault(one.config.kind, one)
+        return best
+
     def rank_of(self, config: ParallelConfig) -> float:
         """Return the share of all configurations that fit which are faster than this one, by the same formulas.
 

@@ -10,7 +10,7 @@ from gemini.cluster import load_cluster
 from gemini.errors import ConfigError
 from gemini.tune import ParallelConfig, TuningRequest, simulate, tune
 from gemini.tune.captured_costs import _layer_keys
-from gemini.tune.local_machine import load_costs, local_cluster, save_costs
+from gemini.tune.local_machine import local_cluster
 from gemini.tune.model_capture import capture_model
 
 
@@ -56,11 +56,6 @@ def test_a_pipeline_of_it_simulates_and_tunes(costs):
     assert found.best.fits
     with pytest.raises(ConfigError, match="captured model"):
         simulate(costs, cluster, ParallelConfig(devices=4, batch=32, context=2, precision="tf32"))
-
-
-def test_it_is_kept_as_a_file(costs, tmp_path):
-    save_costs(costs, tmp_path / "costs.json")
-    assert load_costs(tmp_path / "costs.json") == costs
 
 
 def test_layers_by_their_names():

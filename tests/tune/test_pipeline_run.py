@@ -10,8 +10,9 @@ from gemini.errors import ConfigError
 from gemini.schedule.library import library
 from gemini.schedule.simulate import simulate
 from gemini.tune import ParallelConfig
+from gemini.tune.layer_cost import spread_layers
 from gemini.tune.pipeline_run import check_schedule, estimate_pipeline, run_pipeline
-from gemini.tune.stage_costs import StageCost, spread_layers
+from gemini.tune.stage_costs import StageCost
 
 
 def stage(forward: float = 1.0, input_gradient: float = 1.0, weight_gradient: float = 1.0) -> StageCost:
