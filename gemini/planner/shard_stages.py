@@ -64,8 +64,7 @@ def _divide(plan: StepPlan, call: Arguments, request: PlanRequest) -> StepPlan:
     options = ShardOptions(dim=request.sharding_dim, overrides=read_overrides(request.sharding_overrides))
     shards = plan_shards(plan.graph, size, options, single=_single_nodes(plan))
     if not shards.sharded_share and not plan.has_groups:
-        found = [f"{op.name}: {op.reason}" for op in shards.replicated if not op.reason.startswith("division would")]
-        why = f" ({found[0]})" if found else ""
+        why = "".join(f" ({op.name}: {op.reason})" for op in shards.replicated[:1])
         raise ShardingError(f"none of its parameters can be divided{why}")
     patterns = _divided_patterns(plan, shards, call)
     analysis = add_shard_memory(plan, shards)

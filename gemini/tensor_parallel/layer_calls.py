@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
+from torch.nn.utils.rnn import PackedSequence
 
+from gemini.batch_analysis.op_call import AnalysisRefused
 from gemini.ir.pytree import Path
 
 _POINTWISE = (
@@ -36,6 +39,14 @@ class _Layer:
     @property
     def both(self) -> tuple[Any, Any]:
         return self.weights("weight"), self.weights("bias")
+
+
+def positional_arguments(layer: nn.Module, args: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Any, ...] | None:
+    """Return the arguments of a layer by position; None where some are left out in between."""
+    names = list(inspect.signature(type(layer).forward).parameters)[1 + len(args) :]
+    if set(names[: len(named)]) != set(named):
+        return None
+    return (*args, *(named[name] for name in names[: len(named)]))
 
 
 def layer_call(layer: nn.Module, args: tuple[Any, ...], weights: Callable[[str], Any]) -> LayerCall | None:
@@ -94,6 +105,26 @@ def _cross_entropy(one: _Layer) -> LayerCall:
     return LayerCall("cross_entropy", (*one.args, one.weights("weight"), *options))
 
 
+def _recurrent_layer(one: _Layer) -> LayerCall | None:
+    layer = one.module
+    if isinstance(one.args[0], PackedSequence):
+        raise AnalysisRefused("packed sequences run whole")
+    weights = [one.weights(name) for name in layer._flat_weights_names]
+    options = (layer.num_layers, layer.bias, layer.dropout, layer.training, layer.bidirectional, layer.batch_first)
+    states = one.args[1] if len(one.args) > 1 else None
+    made = LayerCall("recurrent_layer", (one.args[0], states, weights, layer.mode, *options))
+    return None if any(weight is None for weight in weights) else made
+
+
+def _recurrent_cell(one: _Layer) -> LayerCall | None:
+    layer = one.module
+    weights = [one.weights(name) for name in ("weight_ih", "weight_hh", *(("bias_ih", "bias_hh") * layer.bias))]
+    mode = {nn.LSTMCell: "LSTM", nn.GRUCell: "GRU"}.get(type(layer)) or f"RNN_{layer.nonlinearity.upper()}"
+    states = one.args[1] if len(one.args) > 1 else None
+    made = LayerCall("recurrent_cell", (one.args[0], states, weights, mode))
+    return None if any(weight is None for weight in weights) else made
+
+
 _CALLS: dict[type, Callable[[_Layer], LayerCall | None]] = {
     nn.Linear: _linear,
     nn.Embedding: _embedding,
@@ -107,6 +138,8 @@ _CALLS: dict[type, Callable[[_Layer], LayerCall | None]] = {
     nn.Softmax: _softmax,
     nn.LogSoftmax: _softmax,
     nn.CrossEntropyLoss: _cross_entropy,
+    **dict.fromkeys((nn.LSTM, nn.GRU, nn.RNN), _recurrent_layer),
+    **dict.fromkeys((nn.LSTMCell, nn.GRUCell, nn.RNNCell), _recurrent_cell),
 }
 _NAMES: dict[type, str] = {  # layers without weights and without numbers that count entries
     **dict.fromkeys(_POINTWISE, "relu"),

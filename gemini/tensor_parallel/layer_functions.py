@@ -10,14 +10,18 @@ import torch
 from torch import nn
 
 from gemini.ir.pytree import Literal, MappingForm, Path, SequenceForm
-from gemini.tensor_parallel.layer_calls import layer_call
+from gemini.tensor_parallel.layer_calls import layer_call, positional_arguments
 
 _FUNCTIONAL = "torch.nn.functional."
 _NAMES: dict[type, str] = {nn.RMSNorm: "rms_norm", nn.LogSoftmax: "log_softmax"}
+_RECURRENT: dict[type, str] = {
+    **dict.fromkeys((nn.LSTM, nn.GRU, nn.RNN), "gemini.collectives.recurrent_ops.recurrent_layer"),
+    **dict.fromkeys((nn.LSTMCell, nn.GRUCell, nn.RNNCell), "gemini.collectives.recurrent_ops.recurrent_cell"),
+}
 _KEYWORDS: dict[type, tuple[str, ...]] = {nn.LayerNorm: ("eps",), nn.RMSNorm: ("eps",)}
 _FUNCTIONS = (
     nn.Linear, nn.Embedding, nn.LayerNorm, nn.RMSNorm, nn.PReLU, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.GroupNorm,
-    nn.CrossEntropyLoss,
+    nn.CrossEntropyLoss, *_RECURRENT,
 )  # fmt: skip
 
 
@@ -35,27 +39,32 @@ class LayerFunction:
         return next((argument for argument, held in self.places if held == attribute), attribute)
 
 
-def layer_function(layer: nn.Module, args: Any, weights: Callable[[str], Any]) -> LayerFunction | None:
+def layer_function(layer: nn.Module, args: Any, kwargs: Any, weights: Callable[[str], Any]) -> LayerFunction | None:
     """Return the call that a layer makes with arguments of these forms; None for a layer that is not known.
 
     `weights` returns the form of a parameter by its name in the layer, or None.
     """
     if type(layer) not in _FUNCTIONS:
         return None
-    call = layer_call(layer, tuple(getattr(args, "items", ())), weights)
-    if call is None or not hasattr(torch.nn.functional, name := _NAMES.get(type(layer), call.name)):
+    given = positional_arguments(layer, tuple(getattr(args, "items", ())), dict(getattr(kwargs, "items", ())))
+    call = None if given is None else layer_call(layer, given, weights)
+    if given is None or call is None:
         return None
-    kwargs = tuple((key, Literal(getattr(layer, key))) for key in _KEYWORDS.get(type(layer), ()))
-    forms = tuple(_form(one, args) for one in call.args)
-    return LayerFunction(f"{_FUNCTIONAL}{name}", SequenceForm(tuple, forms), MappingForm(dict, kwargs), call.places)
+    name = _NAMES.get(type(layer), call.name)
+    if (target := _RECURRENT.get(type(layer), _FUNCTIONAL + name)).startswith(_FUNCTIONAL) and not hasattr(
+        torch.nn.functional, name
+    ):
+        return None
+    options = tuple((key, Literal(getattr(layer, key))) for key in _KEYWORDS.get(type(layer), ()))
+    forms = tuple(_form(one, given) for one in call.args)
+    return LayerFunction(target, SequenceForm(tuple, forms), MappingForm(dict, options), call.places)
 
 
-def _form(value: Any, args: Any) -> Any:
+def _form(value: Any, given: tuple[Any, ...]) -> Any:
     """Return a plain argument as a form; those of the call, and what stands for parameters, are forms already."""
-    if any(value is one for one in getattr(args, "items", ())):
+    if any(value is one for one in given):
         return value
     if isinstance(value, (tuple, list)):
-        return SequenceForm(
-            type(value) if type(value) in (tuple, list) else tuple, tuple(Literal(one) for one in value)
-        )
+        kind = type(value) if type(value) in (tuple, list) else tuple
+        return SequenceForm(kind, tuple(_form(one, given) for one in value))
     return Literal(value) if value is None or isinstance(value, (bool, int, float, str)) else value

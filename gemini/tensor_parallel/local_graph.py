@@ -46,6 +46,7 @@ from gemini.tensor_parallel.layouts import (
 from gemini.tensor_parallel.layouts import conversions as conversions_of
 from gemini.tensor_parallel.shard_plan import (
     DIVIDED_HEADS,
+    DIVIDED_RECURRENCE,
     SAME,
     VOCABULARY_CROSS_ENTROPY,
     VOCABULARY_EMBEDDING,
@@ -91,7 +92,7 @@ class LocalGraph:
                 forward[names[0]] += 1
                 backward[names[1]] += 1
             for one in inner.get(at, ()):
-                (forward if one.phase == "forward" else backward)[one.name] += 1
+                (forward if one.phase == "forward" else backward)[one.name] += one.times
         del forward[""], backward[""]
         return dict(forward), dict(backward)
 
@@ -318,7 +319,7 @@ class _Localizer:
         if node.kind in MODULES and not self._is_whole(one):
             module = self.model.get_submodule(node.target)
             call = None if node.kind == "block" else layer_function(
-                module, node.args, lambda name: self._weight(node, one, name, stage))  # fmt: skip
+                module, node.args, node.kwargs, lambda name: self._weight(node, one, name, stage))  # fmt: skip
             if call is None:
                 raise ShardingError(f"{node.name} ({node.cls or node.kind}) reads slices, and has no local form")
             node = replace(node, kind="op", target=call.target, args=call.args, kwargs=call.kwargs, cls="", uses=())
@@ -326,6 +327,8 @@ class _Localizer:
         for place, units in sizes:
             args, kwargs = divide_size(node.args, node.kwargs, place, units, node)
             node = replace(node, args=args, kwargs=kwargs)
+        if one.local == DIVIDED_RECURRENCE:
+            return replace(node, kwargs=MappingForm(dict, (("units", Literal(self._weight_units(one))),)))
         if one.local == DIVIDED_HEADS:
             return replace(node, target="gemini.collectives.attention_ops.divided_multi_head_attention")
         return node if one.local == SAME else self._vocabulary_op(node, one)
@@ -335,6 +338,11 @@ class _Localizer:
         full = f"{node.target}.{name}" if node.target else name
         layout = dict(one.parameters).get(full)
         return None if layout is None else self.version(self.plan.tensor(full).name, layout, stage, node.scope)
+
+    def _weight_units(self, one: NodeShards) -> int:
+        """Return the units of the first divided parameter that a module reads."""
+        found = ((self.plan.tensor(name).shape, layout) for name, layout in one.parameters)
+        return next(unit_count(layout, shape[layout.dim]) for shape, layout in found if isinstance(layout, Shard))
 
     def _vocabulary_op(self, node: Node, one: NodeShards) -> Node:
         pairs = [(self.graph.meta(ref).shape, layout) for ref, layout in one.inputs]

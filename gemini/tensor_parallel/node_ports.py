@@ -17,7 +17,7 @@ from gemini.ir.graph import Graph
 from gemini.ir.node import MODULES, Node
 from gemini.ir.pytree import ModelObject, Number, Path, Ref, SequenceForm, leaves
 from gemini.ir.symint import Expr, evaluate
-from gemini.tensor_parallel.layer_calls import layer_call
+from gemini.tensor_parallel.layer_calls import layer_call, positional_arguments
 from gemini.tensor_parallel.layouts import Layout
 from gemini.tensor_parallel.shard_query import ShardQuery
 
@@ -203,9 +203,15 @@ def _open_module(graph: Graph, made: NodeCall, argument: Any) -> None:
     made.inputs = tuple(ports)
     call = None
     if node.kind == "module" and not any(True for _ in module.buffers()) and not _has_hooks(module):
-        args, kwargs = _decoded(made, argument)
-        if not kwargs and not made.refusal:
-            call = layer_call(module, args, lambda name: slots.get(f"{node.target}.{name}"))
+        given = positional_arguments(module, *_decoded(made, argument))
+        if given is not None and not made.refusal:
+            try:
+                call = layer_call(
+                    module, given, lambda name: slots.get(f"{node.target}.{name}" if node.target else name)
+                )
+            except AnalysisRefused as refused:
+                made.refusal = str(refused)
+                return
     if call is None:
         made.refusal = "it is a basic block" if node.kind == "block" else f"no rule for {node.cls or 'this module'}"
         return

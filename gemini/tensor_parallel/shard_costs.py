@@ -52,6 +52,8 @@ class ShardCosts:
         if call.node.id in self.node_ms:
             return self.node_ms[call.node.id]
         passes = _PASSES if any(port.grad for port in call.results) else 1.0
+        if call.name.startswith("recurrent_"):
+            return passes * 2 * _recurrent_products(call) / self.gflops * 1e-6
         made = sum(prod(port.shape) for port in call.results)
         if call.name in _PRODUCTS and len(call.inputs) > 1:
             return passes * 2 * made * _depth(call) / self.gflops * 1e-6
@@ -63,11 +65,13 @@ class ShardCosts:
         """Return the time of a node under a strategy, on the shard that has most to do."""
         layouts = (*strategy.inputs, *strategy.results)
         share = 1.0
-        drawn = call.node.random  # every shard draws the random numbers of the whole
+        drawn = call.node.random and "dropout" in call.name  # every shard draws the random numbers of the whole
         if strategy.units and not drawn and any(isinstance(layout, Shard) for layout in layouts):
             start, stop = unit_range(strategy.units, count, 0)
             share = (stop - start) / strategy.units
-        return work_ms * share + sum(self.collective_ms(one.name, one.size, count) for one in strategy.collectives)
+        return work_ms * share + sum(
+            one.times * self.collective_ms(one.name, one.size, count) for one in strategy.collectives
+        )
 
     def conversion_ms(self, have: Layout, wanted: frozenset[Layout], size: float, count: int, grad: bool) -> float:
         """Return the time of all moves that make the wanted versions of a value."""
@@ -76,6 +80,12 @@ class ShardCosts:
             for one in conversions(have, wanted, grad)
             for name in move_collectives(*one, grad)
         )
+
+
+def _recurrent_products(call: NodeCall) -> float:
+    """Return the multiplications of all steps of a recurrent layer."""
+    weights = sum(prod(port.shape) for port in call.inputs if isinstance(port.key, str))
+    return float(weights * prod(call.inputs[0].shape[:-1]))
 
 
 def _depth(call: NodeCall) -> float:

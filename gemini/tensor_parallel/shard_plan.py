@@ -50,10 +50,12 @@ SAME = ""  # the op or module itself, on the parts of the shard
 VOCABULARY_EMBEDDING = "vocabulary embedding"
 VOCABULARY_CROSS_ENTROPY = "vocabulary cross entropy"
 DIVIDED_HEADS = "divided heads"
+DIVIDED_RECURRENCE = "divided recurrence"
 LOCAL_OPS = {
     SAME: "the op or module of the node, on the parts of the shard",
     VOCABULARY_EMBEDDING: "rows of the shard's slice of the table, zeros for the ids of other shards; a sum",
     DIVIDED_HEADS: "multi-head attention with the shard's heads; a sum",
+    DIVIDED_RECURRENCE: "a recurrent layer or cell with the shard's hidden units; h is gathered in every step",
     VOCABULARY_CROSS_ENTROPY: "the loss of logits whose classes are divided: equal on all shards",
 }
 
@@ -77,11 +79,12 @@ class DividedSize:
 
 @dataclass(frozen=True)
 class InnerCollective:
-    """A collective inside a local op: `size` bytes of a whole value, reduced in `phase` (forward or backward)."""
+    """Collectives inside a local op: `times` over a whole value of `size` bytes, in `phase` (forward or backward)."""
 
     name: str
     size: int
     phase: str = "forward"
+    times: int = 1
 
 
 @dataclass(frozen=True)
@@ -270,7 +273,8 @@ class ShardPlan:
         for one in self.nodes:
             for inner in one.collectives:
                 wire = wire_bytes(inner.name, inner.size, self.size)
-                found.append(PlannedCollective(inner.name, inner.phase, inner.size, wire, one.node, one.local))
+                made = PlannedCollective(inner.name, inner.phase, inner.size, wire, one.node, one.local)
+                found += [made] * inner.times
         for tensor in self.gradient_sums():
             wire = wire_bytes(ALL_REDUCE, tensor.bytes, self.size)
             found.append(PlannedCollective(ALL_REDUCE, "step", tensor.bytes, wire, -1, tensor.name))
@@ -308,7 +312,7 @@ class ShardPlan:
                     "local": one.local,
                     "sizes": [[writer(size.place), size.units] for size in one.sizes],
                     "mask": None if one.mask is None else write_layout(one.mask),
-                    "collectives": [[inner.name, inner.size, inner.phase] for inner in one.collectives],
+                    "collectives": [[inner.name, inner.size, inner.phase, inner.times] for inner in one.collectives],
                 }
                 for one in self.nodes
             ],

@@ -129,7 +129,7 @@ class _Planner:
             admitted = self.choices.admitted(call, found.found)
             if nodes[0] in self.single:
                 admitted = found.found[:1]
-            refusal = found.refusal or ("" if len(admitted) > 2 else "the options leave it whole")
+            refusal = found.refusal or ("" if len(admitted) == len(found.found) else "the options leave it whole")
             variable = Variable(nodes, call, admitted, self.costs.work_ms(call), refusal)
             self.of.update(dict.fromkeys(nodes, len(self.variables)))
             self.variables.append(variable)

@@ -17,7 +17,7 @@ from gemini.batch_analysis.rules.registry import find_rule
 from gemini.ir.pytree import Path
 from gemini.tensor_parallel.layouts import Layout
 from gemini.tensor_parallel.rules.registry import find_shard_rule
-from gemini.tensor_parallel.shard_plan import SAME, DividedSize, InnerCollective
+from gemini.tensor_parallel.shard_plan import DIVIDED_RECURRENCE, SAME, DividedSize, InnerCollective
 
 # Ops whose batch rule passes sums on because the op is linear; no other batch rule is asked about sums.
 _LINEAR_NAMES = """
@@ -99,6 +99,8 @@ def _place(query: ShardQuery, path: Sequence[int]) -> Path:
 
 def _mask(query: ShardQuery, kinds: Sequence[Layout]) -> Shard | None:
     """Return the slice of the random numbers of the whole op that a shard uses; None for all."""
+    if query.local == DIVIDED_RECURRENCE:
+        return None  # masks between layers are those of whole values
     if not query.random or query.mask is not None:
         return query.mask
     return kinds[0] if kinds and isinstance(kinds[0], Shard) else None

@@ -22,6 +22,7 @@ from gemini.tensor_parallel.layouts import (
     Shard,
 )
 from gemini.tensor_parallel.node_ports import NodeCall, Port
+from gemini.tensor_parallel.rules.registry import find_proposal
 from gemini.tensor_parallel.shard_plan import SAME, DividedSize, InnerCollective
 from gemini.tensor_parallel.shard_query import ShardAnswer, ask
 
@@ -114,6 +115,11 @@ def _divided(call: NodeCall, layouts: Sequence[Layout], answer: ShardAnswer, uni
 
 def _combinations(call: NodeCall, space: StrategySpace, units: int) -> Iterator[tuple[Layout, ...]]:
     """Yield layouts of all inputs of which at least one is divided."""
+    if (propose := find_proposal(call.name)) is not None:
+        whole = call.query((REPLICATE,) * len(call.inputs), units)
+        for found in propose(whole):
+            yield tuple(found.get(at, REPLICATE) for at in range(len(call.inputs)))  # type: ignore[misc]
+        return
     options = [list(port_layouts(port, units, space.groups)) for port in call.inputs]
     count = 1
     for own in options:

@@ -34,6 +34,8 @@ def interleaved_groups(calls: Sequence[NodeCall]) -> tuple[int, ...]:
             port.grad for port in call.results
         ):
             found.add(len(call.results))
+        if call.name == "recurrent_layer" and call.args[8]:
+            found.add(2)  # directions
         if call.name == "multi_head_attention_forward":
             found.add(3)  # queries, keys and values
     return tuple(sorted(found))

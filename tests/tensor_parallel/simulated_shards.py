@@ -23,6 +23,7 @@ from gemini.ir.pytree import Ref
 from gemini.random_numbers.random_ops import draw_whole, is_fill, is_random_op, memory_order, return_part, shape_of
 from gemini.tensor_parallel.layouts import (
     Partial,
+    PartialGrad,
     Replicate,
     Shard,
     conversions,
@@ -33,7 +34,7 @@ from gemini.tensor_parallel.layouts import (
     unit_range,
     value_part,
 )
-from gemini.tensor_parallel.shard_plan import DIVIDED_HEADS, SAME, VOCABULARY_EMBEDDING
+from gemini.tensor_parallel.shard_plan import DIVIDED_HEADS, DIVIDED_RECURRENCE, SAME, VOCABULARY_EMBEDDING
 
 
 def whole_of(parts, layout):
@@ -150,6 +151,8 @@ class _Shard(Execution):
             if one.local == DIVIDED_HEADS:  # (samples, heads, …) are drawn
                 with SlicedMask(one.mask, self.whole.plan.size, self.at, (0, args[4]), None):
                     return divided_multi_head_attention(*args, **kwargs)
+            if one.local == DIVIDED_RECURRENCE:
+                return self._recurrence(node, one, args, kwargs)
             if one.local != SAME:
                 return self._cross_entropy(node, one, args, kwargs)
             if not node.random or node.kind == "block":
@@ -166,7 +169,10 @@ class _Shard(Execution):
 
     def install(self, name, tensor):
         owner, _, attribute = name.rpartition(".")
-        self.model.get_submodule(owner)._parameters[attribute] = tensor
+        module = self.model.get_submodule(owner)
+        module._parameters[attribute] = tensor
+        if hasattr(module, "_flat_weights"):
+            module._flat_weights = [module._parameters[one] for one in module._flat_weights_names]
 
     def _divide(self, size, args, kwargs, module):
         (kind, key), *rest = size.place
@@ -195,6 +201,32 @@ class _Shard(Execution):
         if padding is None:
             return found
         return torch.where(inside_grad[..., None], found, found.detach())
+
+    def _recurrence(self, node, one, args, kwargs):
+        """The layer with joined weights and states; every shard has its slices of the results."""
+        for name, layout in one.parameters:
+            self.install(name, self._joined(f"{name} of {node.id}", self.whole.parameter(name, layout), layout))
+        args, kwargs = [*args, *kwargs.values()], {}
+        states = {ref: layout for ref, layout in one.inputs if isinstance(layout, Shard)}
+        for ref, layout in states.items():
+            h, c = args[1]
+            assert c is self.whole.version(ref, layout)[self.at]
+            args[1] = (h, self._joined(f"{ref} of {node.id}", self.whole.version(ref, layout), layout))
+        made = super()._call(node, args, kwargs)
+        layouts = {ref.path: layout for ref, layout in one.outputs}
+
+        def take(value, path):
+            if isinstance(value, tuple):
+                return tuple(take(part, (*path, ("i", at))) for at, part in enumerate(value))
+            return take_shard(value, layouts[path], self.whole.plan.size, self.at)
+
+        return take(made, ())
+
+    def _joined(self, key, parts, layout):
+        """The whole of slices; the gradients of all shards are summed."""
+        if key not in self.whole.values:
+            self.whole.values[key] = move(parts, layout, PartialGrad()) if isinstance(layout, Shard) else parts
+        return self.whole.values[key][self.at]
 
     def _cross_entropy(self, node, one, args, kwargs):
         """The loss of joined logits, whose gradient every shard's slice receives."""

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from gemini.batch_analysis.batch_kinds import Kind
 from gemini.batch_analysis.rules.registry import Rule, find_rule
@@ -24,11 +24,13 @@ if TYPE_CHECKING:
     from gemini.tensor_parallel.shard_query import ShardQuery
 
 ShardRule = Callable[["ShardQuery"], Kind | Sequence[Kind]]
-_Any = TypeVar("_Any", bound=ShardRule)
+LayoutProposal = Callable[["ShardQuery"], Iterable[Mapping[Any, Kind]]]
+_Any = TypeVar("_Any", bound=Callable[..., Any])
 
 GROUP = "gemini.shard_rules"
 SHARD_RULES: dict[str, ShardRule] = {}
-_PARTS = ("weights", "sums", "attention", "vocabulary_split", "regroup")
+PROPOSALS: dict[str, LayoutProposal] = {}
+_PARTS = ("weights", "sums", "attention", "vocabulary_split", "regroup", "recurrent")
 
 
 def shard_rule(*names: str) -> Callable[[_Any], _Any]:
@@ -36,6 +38,19 @@ def shard_rule(*names: str) -> Callable[[_Any], _Any]:
 
     def register(function: _Any) -> _Any:
         SHARD_RULES.update(dict.fromkeys(names, function))
+        return function
+
+    return register
+
+
+def proposes_layouts(*names: str) -> Callable[[_Any], _Any]:
+    """Register which layouts to try for ops of these names, of more arguments than all layouts could be tried for.
+
+    The function gets the op with all arguments whole, and yields the divided ones by key.
+    """
+
+    def register(function: _Any) -> _Any:
+        PROPOSALS.update(dict.fromkeys(names, function))
         return function
 
     return register
@@ -50,6 +65,12 @@ def find_shard_rule(name: str) -> ShardRule | None:
     """Return the shard rule of a short name, or of `module:Class` of a custom autograd function."""
     _load()
     return SHARD_RULES.get(name)
+
+
+def find_proposal(name: str) -> LayoutProposal | None:
+    """Return what proposes layouts of an op; None: all are tried."""
+    _load()
+    return PROPOSALS.get(name)
 
 
 def batch_rule(name: str) -> Rule:
