@@ -125,10 +125,15 @@ class Problem:
         return loads
 
     def transfer_ms(self, value: int, source: int, target: int) -> float:
-        """Return the time to send a value between two workers and its gradient back, for all micro-batches."""
+        """Return the time to send a value between two workers and its gradient back, for all micro-batches.
+
+        Where the sender copies (`sending_ms`), that is all: a worker does other work while values are on their way.
+        """
         if source == target or self.options.links.free:
             return 0.0
         count, size = self.options.micro_batches, self.values[value]
+        if self.options.sending_ms:
+            return (size.forward_mb + size.backward_mb) * self.options.sending_ms
         forward = self.options.links.cost(source, target, size.forward_mb * MB / count)
         backward = self.options.links.cost(target, source, size.backward_mb * MB / count) if size.backward_mb else 0.0
         return float(forward + backward) * count

@@ -15,6 +15,7 @@ from gemini.partition.partition_options import Options
 from gemini.planner.schedule_choice import choose_schedule, step_overhead_ms
 from gemini.profiling import profile
 from gemini.schedule.block import INPUT_GRADIENT
+from gemini.schedule.link_costs import Links
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "zb_h1"])
@@ -56,3 +57,15 @@ def test_a_measured_share_of_weights_decides_when_input_gradients_are_there() ->
     plans = [analyse(graph, one, straight, options).plan for one in (costs, most)]
     early, late = ({block.span for block in plan if block.btype == INPUT_GRADIENT} for plan in plans if plan)
     assert max(late) < min(early)
+
+
+def test_small_equal_blocks_are_shared_evenly() -> None:
+    """Values on their way keep no worker busy: their latency moves no work to the worker that sends them."""
+    batch = torch.randn(8, 64)
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.GELU()) for _ in range(4)))
+    graph = capture(model, (batch,))
+    costs = profile(graph, (batch,), cache=False, check=False, rounds=1)
+    equal = replace(costs, nodes=tuple(replace(cost, forward_ms=0.1, backward_ms=0.1) for cost in costs))
+    links = Links(latency=0.1, bandwidth=4e6)
+    found = partition(graph, equal, 2, "exact", Options(micro_batches=4, links=links, sending_ms=0.25, mixed=False))
+    assert [len(stage) for stage in found.stages] == [4, 4]
