@@ -6,6 +6,7 @@ Tensors are identified by object identity. A tensor without an origin is refused
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NoReturn
 
 import torch
@@ -201,7 +202,8 @@ class TraceState:
                 DynamicShape(shape, resize_cases(shape, lambda *_: True), sizes.causes) if changed else sizes
             )
         self.known.add(tensor, ref)
-        node.outputs[source, path] = meta_of(tensor)
+        dynamic = tuple(sorted(self.dynamic[ref].dims)) if ref in self.dynamic else ()
+        node.outputs[source, path] = replace(meta_of(tensor), dynamic_dims=dynamic)
         maker = self.storages.made_by(node.id, tensor)
         if maker != node.id and maker not in node.shares:
             node.shares = tuple(sorted((*node.shares, maker)))

@@ -115,11 +115,13 @@ class Tracer(TorchFunctionMode, OpaqueCallRecorder):  # type: ignore[misc]
         self.record_sizes(name, strip(args), strip(kwargs), output)
         self.append(node, made, from_weights=False)
         if isinstance(output, (tuple, list)) and concretize.short_name(name) in concretize.PARTS:
-            self._guard_parts(inputs[0])
+            at = 1 if concretize.short_name(name) == "unbind" else 2
+            dim = (kwargs or {}).get("dim", args[at] if len(args) > at else 0)
+            self._guard_parts(inputs[0], dim % inputs[0].dim())
         return output
 
-    def _guard_parts(self, tensor: torch.Tensor) -> None:
-        """Guard the number of parts of a tensor where it depends on contents."""
+    def _guard_parts(self, tensor: torch.Tensor, dim: int) -> None:
+        """Guard the number of parts along a dimension of a tensor where it depends on contents."""
         ref = self.origin(tensor)
-        for dim in sorted(self.dynamic[ref].dims if ref in self.dynamic else ()):
+        if ref in self.dynamic and dim in self.dynamic[ref].dims:
             self.guard(Expr("size", (ref, dim)), tensor.shape[dim])

@@ -40,6 +40,7 @@ class TensorMeta:
     batch_dim: int | None = None
     batch_factor: int = 1  # entries per sample; > 1 where the batch dimension is flattened with another
     strides: tuple[int, ...] | None = None  # None: contiguous
+    dynamic_dims: tuple[int, ...] = field(default=(), compare=False, repr=False)  # their sizes depend on contents
 
     @property
     def numel(self) -> int:

@@ -22,7 +22,7 @@ from gemini.ir.graph import Graph
 from gemini.ir.node import Guard, Node, TensorMeta
 from gemini.ir.validity import Validity, describe_state
 
-VERSION = 4
+VERSION = 5
 _PLAIN_FIELDS = ("id", "kind", "name", "target", "line", "cls", "random", "checkpoint", "reason", "role")
 _UNREADABLE = (OSError, ValueError, KeyError, TypeError, IndexError, ImportError, AttributeError, RecursionError,
                SafetensorError)  # fmt: skip
@@ -151,6 +151,7 @@ def _read_node(data: dict[str, Any], reader: Reader, regions: list[Region]) -> N
     for source, route, meta in data["outputs"]:
         meta["shape"] = tuple(meta["shape"])
         meta["strides"] = None if meta.get("strides") is None else tuple(meta["strides"])
+        meta["dynamic_dims"] = tuple(meta["dynamic_dims"])
         node.outputs[source, reader(route)] = TensorMeta(**meta)
     return node
 

@@ -44,6 +44,7 @@ from gemini.tensor_parallel.layouts import (
     value_part,
 )
 from gemini.tensor_parallel.layouts import conversions as conversions_of
+from gemini.tensor_parallel.node_ports import overwritten_values
 from gemini.tensor_parallel.shard_plan import (
     DIVIDED_HEADS,
     DIVIDED_RECURRENCE,
@@ -124,6 +125,8 @@ class _Localizer:
         self.stages: list[list[int]] = [[] for _ in range(1 + max(stage_of.values(), default=0))]
         self.node_of: dict[int, int] = {}
         self.made: dict[tuple[_Key, Layout], Ref] = {}
+        self.overwritten = overwritten_values(graph)
+        self.memory: dict[int, int] = {}  # of values that ops write to, and that are moved before
         self.held: dict[str, Ref] = {}  # parameters as they are stored
         self.wanted: dict[_Key, dict[Layout, int]] = defaultdict(dict)  # layouts, with the first stage that reads them
         for one in plan.nodes:
@@ -182,6 +185,8 @@ class _Localizer:
                 at = self.stage_of[key[0].node]  # type: ignore[union-attr]  # shards make it, or nothing moves
             args = (before, Literal(source), Literal(want), *self._units(key[0], source, want))
             found = self._add(self._conversion(MOVE, args, key[0], want, scope, grad), at)
+            if isinstance(what, Ref) and what in self.overwritten:
+                self.memory[what.node] = found.node
         self.made[key, want] = found
         return found
 
@@ -252,7 +257,7 @@ class _Localizer:
             self._node(node)
         end = len(self.graph.nodes)
         guards += self._guards(guard for at, found in sorted(at_position.items()) if at >= end for guard in found)
-        result = rewrite_refs(self.graph.result, self._result, self._result_number)
+        result = rewrite_refs(self.graph.result, self._result, lambda number: self._number(number, 0))
         graph = replace(
             self.graph,
             nodes=self.nodes,
@@ -265,13 +270,7 @@ class _Localizer:
         return LocalGraph(graph, tuple(map(tuple, self.stages)), self.node_of)
 
     def _result(self, ref: Any) -> Any:
-        if not isinstance(ref, Ref):
-            return ref
-        stage = self.stage_of.get(ref.node, 0)
-        return self.version(ref, REPLICATE, stage)
-
-    def _result_number(self, number: Number) -> Any:
-        return self._number(number, 0)
+        return self.version(ref, REPLICATE, self.stage_of.get(ref.node, 0)) if isinstance(ref, Ref) else ref
 
     def _guards(self, guards: Iterable[Guard]) -> Iterator[Guard]:
         """Yield guards on the local values; one on the size of a divided dimension is fixed by the plan."""
@@ -299,9 +298,9 @@ class _Localizer:
         made = replace(
             made,
             outputs=self._local_outputs(node, one),
-            mutates=tuple(Ref(self.node_of[ref.node], ref.source, ref.path) for ref in node.mutates),
+            mutates=tuple(self.version(ref, wants[ref], stage) for ref in node.mutates),
             after=tuple(self.node_of[at] for at in node.after),
-            shares=tuple(self.node_of[at] for at in node.shares),
+            shares=tuple(self.memory.get(at, self.node_of[at]) for at in node.shares),
         )
         self.node_of[node.id] = self._add(made, stage).node
 

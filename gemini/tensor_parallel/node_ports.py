@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
@@ -24,26 +25,36 @@ from gemini.tensor_parallel.shard_query import ShardQuery
 
 @dataclass(frozen=True)
 class TensorPort:
-    """Shape and type of a tensor, whether it has a gradient, and the dimension that counts samples."""
+    """Shape and type of a tensor, whether it has a gradient, and the dimensions of which the size is not fixed."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
     grad: bool
     batch_dim: int | None
+    dynamic_dims: tuple[int, ...] = ()
+
+    def is_divisible(self, dim: int) -> bool:
+        """Whether shards may divide a dimension: it counts no samples, and contents do not decide its size."""
+        return dim != self.batch_dim and dim not in self.dynamic_dims
+
+    @property
+    def fixed_shape(self) -> tuple[int, ...]:
+        """The shape, with -1 for sizes that contents decide."""
+        return tuple(-1 if dim in self.dynamic_dims else size for dim, size in enumerate(self.shape))
 
 
 @dataclass(frozen=True)
 class Port(TensorPort):
     """A tensor that a node reads: a value, or a parameter or buffer of its module by name in the model."""
 
-    key: Ref | str
+    key: Ref | str = ""
 
 
 @dataclass(frozen=True)
 class ResultPort(TensorPort):
     """A tensor that a node makes."""
 
-    ref: Ref
+    ref: Ref = Ref(-1)
 
 
 @dataclass
@@ -90,9 +101,9 @@ def _fill(template: Any, values: dict[int, TensorValue]) -> Any:
 def node_call(graph: Graph, node: Node, grads: Collection[Ref]) -> NodeCall:
     """Return a node as an op on its ports; `grads` are the values with gradients."""
 
-    def facts(ref: Ref) -> tuple[tuple[int, ...], torch.dtype, bool, int | None]:
+    def facts(ref: Ref) -> tuple[tuple[int, ...], torch.dtype, bool, int | None, tuple[int, ...]]:
         meta = graph.meta(ref)
-        return meta.shape, getattr(torch, meta.dtype), ref in grads, meta.batch_dim
+        return meta.shape, getattr(torch, meta.dtype), ref in grads, meta.batch_dim, meta.dynamic_dims
 
     made_refs = [Ref(node.id, source, path) for source, path in node.outputs]
     results = tuple(ResultPort(*facts(ref), ref) for ref in made_refs)
@@ -144,29 +155,57 @@ def _read_for_type(node: Node, read: list[Ref]) -> set[Ref]:
     return {one} if one in read and one not in elsewhere else set()
 
 
-def written_values(graph: Graph) -> set[Ref]:
-    """Return the values that share memory with one that an op writes to."""
+def _writers(graph: Graph) -> tuple[dict[int, set[int]], dict[int, list[int]]]:
+    """Return the memory that each node's results are in, by the node that made it, and the nodes that write to each."""
     roots = {node.id: set(node.shares) or {node.id} for node in graph.nodes}
-    written = {root for node in graph.nodes for ref in node.mutates for root in roots[ref.node]}
-    if not written:
-        return set()
+    writers: dict[int, list[int]] = defaultdict(list)
+    for node in graph.nodes:
+        for root in {root for ref in node.mutates for root in roots[ref.node]}:
+            writers[root].append(node.id)
+    return roots, writers
+
+
+def written_values(graph: Graph) -> set[Ref]:
+    """Return the values in memory to which an op writes after they are made."""
+    roots, writers = _writers(graph)
     return {
-        Ref(node.id, source, path) for node in graph.nodes if roots[node.id] & written for source, path in node.outputs
+        Ref(node.id, source, path)
+        for node in graph.nodes
+        if any(root in writers and node.id < writers[root][-1] for root in roots[node.id])
+        for source, path in node.outputs
     }
+
+
+def overwritten_values(graph: Graph) -> set[Ref]:
+    """Return new values without gradients that nothing reads but the op that writes to them."""
+    _, writers = _writers(graph)
+    readers: dict[int, int] = {}
+    for node in graph.nodes:
+        readers.update(dict.fromkeys((ref.node for ref in node.inputs()), node.id))  # the last one
+    results = {ref.node for ref in graph.outputs()}
+    return {
+        Ref(node.id, source, path)
+        for node in graph.nodes
+        if node.id in writers and not node.shares and node.id not in results and not node.is_source
+        and readers[node.id] == writers[node.id][0]
+        for (source, path), meta in node.outputs.items()
+        if not meta.requires_grad
+    }  # fmt: skip
 
 
 def values_with_gradients(graph: Graph) -> frozenset[Ref]:
     """Return the values that have a gradient, those included that receive one when an op writes to them."""
     found = {Ref(node.id, source, path) for node in graph.nodes for (source, path), meta in node.outputs.items()
              if meta.requires_grad}  # fmt: skip
-    roots = {node.id: set(node.shares) or {node.id} for node in graph.nodes}
+    roots, _ = _writers(graph)
+    overwritten = overwritten_values(graph)
     gained: set[int] = set()
     for node in graph.nodes:
         if node.mutates and any(ref in found for ref in (*node.inputs(), Ref(node.id))):
             gained.update(root for ref in node.mutates for root in roots[ref.node])
     for node in graph.nodes:
         if roots[node.id] & gained:
-            refs = (Ref(node.id, source, path) for source, path in node.outputs)
+            refs = {Ref(node.id, source, path) for source, path in node.outputs} - overwritten
             found.update(ref for ref in refs if getattr(torch, graph.meta(ref).dtype).is_floating_point)
     return frozenset(found)
 
@@ -199,7 +238,7 @@ def _open_module(graph: Graph, made: NodeCall, argument: Any) -> None:
     names += [(name, graph.bound_model().get_parameter(name)) for name in node.uses]
     for name, tensor in dict(names).items():
         slots[name] = _Slot(len(ports))
-        ports.append(Port(tuple(tensor.shape), tensor.dtype, tensor.requires_grad, None, name))
+        ports.append(Port(tuple(tensor.shape), tensor.dtype, tensor.requires_grad, None, key=name))
     made.inputs = tuple(ports)
     call = None
     if node.kind == "module" and not any(True for _ in module.buffers()) and not _has_hooks(module):

@@ -19,6 +19,7 @@ _VIEWS = frozenset((
     "split", "chunk", "unbind", "select", "narrow", "getitem", "flatten", "unflatten", "identity", "detach", "view_as",
     "movedim", "to", "contiguous", "float", "swapaxes", "split_with_sizes", "alias",
 ))  # fmt: skip
+_ROWS = ("index_add", "scatter_add", "setitem")  # in place they touch the rows that they write
 _PASSES = 3.0  # a forward and, twice as long, its backward
 _FORWARD_ONLY = frozenset(("add", "sub", "cat", "stack"))  # their backward passes gradients on
 
@@ -57,7 +58,8 @@ class ShardCosts:
         made = sum(prod(port.shape) for port in call.results)
         if call.name in _PRODUCTS and len(call.inputs) > 1:
             return passes * 2 * made * _depth(call) / self.gflops * 1e-6
-        size = sum(prod(port.shape) * port.dtype.itemsize for port in (*call.inputs, *call.results))
+        ports = call.inputs[1:] if call.node.mutates and call.name in _ROWS else (*call.inputs, *call.results)
+        size = sum(prod(port.shape) * port.dtype.itemsize for port in ports)
         passes = 1.0 if call.name in _FORWARD_ONLY else passes
         return float(passes * size / self.memory_gb * 1e-6 * (0.02 if call.name in _VIEWS else 1.0))
 

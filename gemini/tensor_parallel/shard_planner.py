@@ -33,7 +33,13 @@ from gemini.tensor_parallel.layouts import (
     Replicate,
     Shard,
 )
-from gemini.tensor_parallel.node_ports import NodeCall, node_call, values_with_gradients, written_values
+from gemini.tensor_parallel.node_ports import (
+    NodeCall,
+    node_call,
+    overwritten_values,
+    values_with_gradients,
+    written_values,
+)
 from gemini.tensor_parallel.plan_check import check_plan
 from gemini.tensor_parallel.scope_overrides import ScopeChoices
 from gemini.tensor_parallel.shard_costs import ShardCosts
@@ -166,7 +172,8 @@ class _Planner:
         return uses
 
     def _add_values(self, problem: LayoutProblem) -> None:
-        pinned, results, counted = written_values(self.graph), set(self.graph.outputs()), _counted_values(self.graph)
+        pinned = written_values(self.graph) - overwritten_values(self.graph)  # these are converted before
+        results, counted = set(self.graph.outputs()), _counted_values(self.graph)
         groups: Counter[_ValueKey] = Counter()
         example: dict[_ValueKey, tuple[Ref, Use | None, tuple[Use, ...]]] = {}
         uses = self._uses()
@@ -385,5 +392,8 @@ def _counted_values(graph: Graph) -> set[Ref]:
 def _signature(call: NodeCall) -> object:
     """Return a key that is equal for nodes with equal strategies."""
     node: Node = call.node
-    ports = tuple((port.shape, port.dtype, port.grad, port.batch_dim) for port in (*call.inputs, *call.results))
-    return (call.name, call.refusal, repr(call.args), repr(call.kwargs), call.places, ports, node.random, node.kind)
+    ports = tuple((port.fixed_shape, port.dtype, port.grad, port.batch_dim) for port in (*call.inputs, *call.results))
+    args = call.args
+    if call.name == "getitem" and type(args[1]) is int:
+        args = (args[0], 0)  # layouts do not depend on which entry it is
+    return (call.name, call.refusal, repr(args), repr(call.kwargs), call.places, ports, node.random, node.kind)

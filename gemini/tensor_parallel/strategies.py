@@ -89,8 +89,8 @@ def node_strategies(call: NodeCall, space: StrategySpace) -> NodeStrategies:
 
 
 def _divided(call: NodeCall, layouts: Sequence[Layout], answer: ShardAnswer, units: int) -> Strategy | None:
-    """Return the strategy of an answer; None where a result divides the batch, or nothing is divided."""
-    if any(isinstance(kind, Shard) and kind.dim == port.batch_dim
+    """Return the strategy of an answer; None where a result divides samples or rows that contents pick."""
+    if any(isinstance(kind, Shard) and not port.is_divisible(kind.dim)
            for kind, port in zip(answer.kinds, call.results, strict=True)):  # fmt: skip
         return None
     written = [layout for layout, port in zip(layouts, call.inputs, strict=True) if port.key in call.node.mutates]
@@ -133,13 +133,11 @@ def _combinations(call: NodeCall, space: StrategySpace, units: int) -> Iterator[
 
 
 def _by_shape(call: NodeCall, options: list[list[Layout]]) -> Iterator[tuple[Layout, ...]]:
-    shapes = list(dict.fromkeys((port.shape, port.batch_dim) for port in call.inputs))
-    own = [options[next(at for at, port in enumerate(call.inputs) if (port.shape, port.batch_dim) == shape)]
-           for shape in shapes]  # fmt: skip
-    for layouts in itertools.islice(itertools.product(*own), _MOST):
+    shapes = [(port.shape, port.batch_dim, port.dynamic_dims) for port in call.inputs]
+    kinds = list(dict.fromkeys(shapes))
+    for layouts in itertools.islice(itertools.product(*(options[shapes.index(kind)] for kind in kinds)), _MOST):
         if not all(isinstance(layout, Replicate) for layout in layouts):
-            chosen = dict(zip(shapes, layouts, strict=True))
-            yield tuple(chosen[port.shape, port.batch_dim] for port in call.inputs)
+            yield tuple(layouts[kinds.index(shape)] for shape in shapes)
 
 
 def port_layouts(port: Port, units: int, groups: Sequence[int]) -> Iterator[Layout]:
@@ -148,7 +146,7 @@ def port_layouts(port: Port, units: int, groups: Sequence[int]) -> Iterator[Layo
     if port.dtype.is_floating_point:
         yield PARTIAL
     for dim, size in enumerate(port.shape):
-        if dim == port.batch_dim:
+        if not port.is_divisible(dim):
             continue
         for outer in groups:
             if size >= units * outer and size % (units * outer) == 0:

@@ -43,6 +43,17 @@ def like(call: OpCall) -> Kind | Sequence[Kind]:
     return Replicate() if isinstance(call.first.kind, Partial) else batch_rule("zeros_like")(call)
 
 
+@shard_rule("index_add", "scatter_add")
+def add_rows(call: OpCall) -> Kind | Sequence[Kind]:
+    """`(x, dim, index, source)`: rows of a sum, added to a sum."""
+    value, index, source = call.first, call.argument(2, "index"), call.argument(3, "source", call.kwargs.get("src"))
+    if not value.is_sum and not source.is_sum:
+        return batch_rule(call.name)(call)
+    if value.kind != source.kind or not index.is_constant:
+        raise AnalysisRefused(f"{call.name} of a sum and other values")
+    return Partial()
+
+
 @shard_rule("index_select", "gather", "cumsum", "flip", "roll", "tril", "triu", "pad", "constant_pad_nd",
             "repeat")  # fmt: skip
 def linear_in_first(call: OpCall) -> Kind | Sequence[Kind]:
