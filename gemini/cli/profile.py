@@ -22,6 +22,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from gemini.cli.batch_errors import report_batch_errors
+from gemini.cli.counts import positive
 from gemini.cli.progress import ProgressBar
 from gemini.errors import ProfileError, UsageError
 from gemini.nearest_name import remedy
@@ -46,8 +47,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--basic-block", action="append", default=[], metavar="CLASS", help="do not trace into this class"
     )
-    parser.add_argument("--rounds", type=_positive, default=3, metavar="N", help="measurement rounds (3)")
-    parser.add_argument("--rows", type=_positive, default=40, metavar="N", help="rows of the table (40)")
+    parser.add_argument("--rounds", type=positive, default=3, metavar="N", help="measurement rounds (3)")
+    parser.add_argument("--rows", type=positive, default=40, metavar="N", help="rows of the table (40)")
     parser.add_argument("--no-cache", action="store_true", help="ignore cached measurements")
     parser.add_argument("--link", action="store_true", help="measure the link between two worker processes")
     parser.add_argument("--save", type=Path, metavar="FILE", help="write the profile as JSON")
@@ -158,10 +159,3 @@ def _unpack(target: str, function: Callable[[], Any]) -> tuple[Any, tuple[Any, .
             return made[0], tuple(batch), keywords
     shape = f"({', '.join(type(part).__name__ for part in made)})" if isinstance(made, tuple) else type(made).__name__
     raise ProfileError(f"{target} returned {shape}\n    → return (model, args) or (model, args, kwargs)")
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is below 1")
-    return value

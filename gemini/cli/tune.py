@@ -20,6 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gemini.cli.counts import natural, positive
 from gemini.cli.progress import ProgressBar
 from gemini.cli.simulate_step import add_target_arguments, capture_with, read_inline, request_data
 from gemini.errors import UsageError
@@ -55,9 +56,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     limits.add_argument("--max-hours", type=float, metavar="H", help="longest training")
     limits.add_argument("--memory-share", type=float, default=1.0, metavar="X", help="share of the memory to use (1)")
     local = parser.add_argument_group("on this machine")
-    local.add_argument("--workers", type=int, default=2, metavar="N", help="worker processes, at most (2)")
-    local.add_argument("--measure", type=int, default=2, metavar="N", help="run the best N for real (2)")
-    local.add_argument("--steps", type=int, default=6, metavar="N", help="steps of such a run (6)")
+    local.add_argument("--workers", type=positive, default=2, metavar="N", help="worker processes, at most (2)")
+    local.add_argument("--measure", type=natural, default=2, metavar="N", help="run the best N for real (2)")
+    local.add_argument("--steps", type=positive, default=6, metavar="N", help="steps of such a run (6)")
     output = parser.add_argument_group("output")
     output.add_argument(
         "--output", type=Path, metavar="FILE", help="write the configuration for gemini_python --config"
@@ -65,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     output.add_argument("--request", type=Path, metavar="FILE", help="write the best for gemini simulate")
     output.add_argument("--html", type=Path, metavar="FILE", help="write a page with ranking and frontier")
     output.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    output.add_argument("--rows", type=int, default=10, metavar="N", help="rows of the table (10)")
+    output.add_argument("--rows", type=positive, default=10, metavar="N", help="rows of the table (10)")
     output.add_argument("--explain", metavar="FIELD=VALUE,…", help="say why this configuration was not chosen")
 
 

@@ -3,29 +3,45 @@
 python -m gemini.cli.tune_worker capture OUT WORKERS train.py [arguments]      costs of the first model that trains
 python -m gemini.cli.tune_worker steps OUT STEPS train.py [arguments]  seconds of steps under plain python
 python -m gemini.cli.tune_worker trial OUT CONFIG STEPS TARGET         seconds of every step
+python -m gemini.cli.tune_worker script --config CONFIG … train.py     a script under gemini_python
+
+Each ends when the tuner ends, however that happens.
 """
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import itertools
 import json
 import os
 import runpy
+import signal
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
+_PR_SET_PDEATHSIG = 1
 FAULT = "gemini tune cannot capture: "
 
 
 def main(arguments: list[str]) -> int:
-    """Run one of the two."""
+    """Run one of these."""
+    _end_with_parent()
+    if arguments[0] == "script":
+        os.execv(sys.executable, [sys.executable, "-m", "gemini.cli.python", *arguments[1:]])
     if arguments[0] == "capture":
         return capture_script(Path(arguments[1]), int(arguments[2]), arguments[3:])
     if arguments[0] == "steps":
         return time_script(Path(arguments[1]), int(arguments[2]), arguments[3:])
     return run_trial(Path(arguments[1]), Path(arguments[2]), int(arguments[3]), arguments[4])
+
+
+def _end_with_parent() -> None:
+    """Let the kernel end this process when its parent ends; where the kernel can."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def capture_script(out: Path, workers: int, program: list[str]) -> int:

@@ -22,6 +22,7 @@ from gemini.planner.step_plan import StepPlan, UnplannableError
 from gemini.random_numbers.random_ops import UnsliceableRandomOp
 from gemini.random_numbers.rng_recorder import RandomOpPattern, match_patterns
 from gemini.schedule.user_plan import group_size
+from gemini.tensor_parallel.shard_costs import ShardCosts
 from gemini.tensor_parallel.shard_options import ShardOptions, UnknownScopeError, read_overrides
 from gemini.tensor_parallel.shard_plan import ShardPlan
 from gemini.tensor_parallel.shard_planner import plan_shards
@@ -68,7 +69,8 @@ def _divide(plan: StepPlan, call: Arguments, request: PlanRequest) -> StepPlan:
         raise ShardingError(f"none of its parameters can be divided{why}")
     patterns = _divided_patterns(plan, shards, call)
     analysis = add_shard_memory(plan, shards)
-    analysis = replace(analysis, step_ms=analysis.step_ms * _work_share(plan, shards))
+    exchanges_ms = _exchanges_ms(shards, plan.micro_batches) / plan.nstages
+    analysis = replace(analysis, step_ms=analysis.step_ms * _work_share(plan, shards) + exchanges_ms)
     divided = replace(plan, shards=shards, analysis=analysis, rng_patterns=patterns, _built={})
     divided.build()
     return replace(divided, buffers_written_once=find_written_buffers(divided))
@@ -87,6 +89,15 @@ def _work_share(plan: StepPlan, shards: ShardPlan) -> float:
         whole += work
         own += work if shards.node(cost.id).is_replicated else work / shards.size
     return own / whole if whole else 1.0
+
+
+def _exchanges_ms(shards: ShardPlan, micro_batches: int) -> float:
+    """Return the time of all collectives of a step."""
+    costs = ShardCosts()
+    return sum(
+        costs.collective_ms(one.name, one.size, shards.size) * (1 if one.phase == "step" else micro_batches)
+        for one in shards.collectives()
+    )
 
 
 def _divided_patterns(plan: StepPlan, shards: ShardPlan, call: Arguments) -> tuple[tuple[RandomOpPattern, ...], ...]:

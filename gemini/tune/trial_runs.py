@@ -64,8 +64,8 @@ class TrialTarget:
             worker = [sys.executable, "-m", "gemini.cli.tune_worker", "steps", str(out), str(self.steps + _WARM)]
             return [*worker, self.target, *self.arguments]
         if self.is_script:
-            launcher = [sys.executable, "-m", "gemini.cli.python", "--config", str(config), "--run-folder", str(folder)]
-            return [*launcher, self.target, *self.arguments]
+            worker = [sys.executable, "-m", "gemini.cli.tune_worker", "script", "--config", str(config)]
+            return [*worker, "--run-folder", str(folder), self.target, *self.arguments]
         worker = [sys.executable, "-m", "gemini.cli.tune_worker", "trial", str(out), str(config)]
         return [*worker, str(self.steps + _WARM), self.target]
 

@@ -85,6 +85,39 @@ def test_a_run_of_twelve_steps_is_left_alone(policy: AutoPolicy, monkeypatch: py
     assert len(begun) == 1
 
 
+class Wide(nn.Module):
+    """One large layer that no pipeline can cut, and a small one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.large, self.small = nn.Linear(1024, 2048), nn.Linear(2048, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.small(torch.relu(self.large(x)))
+
+
+def test_the_configuration_that_the_search_prefers_is_planned_and_started(
+    policy: AutoPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[Any] = []
+    monkeypatch.setattr(AutoPolicy, "start", lambda *given: started.append(given[1:]) or False)
+    policy.config = GeminiConfig(quiet=True, pipeline_degree=2, accum_degree=4)
+    model, batch = Wide(), torch.randn(64, 1024)
+    trial = Trial(calls=20, ms=19e3, least_ms=1.0)
+    assert policy._examine(model, trial, (batch,), {}) is None  # the first plan, and the search
+    assert trial.plan is None
+    assert trial.config is not None
+    assert trial.config != policy.config
+    assert policy._examine(model, trial, (batch,), {}) is None  # the plan of the choice
+    assert trial.plan is not None
+    assert policy._examine(model, trial, (batch,), {}) is False  # workers
+    ((model_, plan, _, _, config, choice),) = started
+    assert model_ is model
+    assert plan is trial.plan
+    assert config.replicas == 2 or config.sharding_size == 2
+    assert any(line.startswith("pipeline: ") for line in choice[1:])
+
+
 def test_what_stays_local_is_remembered_for_steps_of_that_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     config = GeminiConfig(quiet=True)
