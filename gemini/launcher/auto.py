@@ -240,10 +240,11 @@ class AutoPolicy(ForcedPolicy):
             return planner(model, args, kwargs, local_step_ms=single_ms, deadline_s=deadline)
 
     def _stay_local(self, model: nn.Module, trial: Trial, taken: str) -> bool:
+        by = f" ({trial.choice[0].partition(':')[0]})" if trial.choice else ""
         return self._keep_local(
             model,
             trial,
-            f"{count_workers(self.config)} workers would take {taken} per step, "
+            f"{count_workers(self.config)} workers would take {taken} per step{by}, "
             f"this process takes {trial.step_ms:.0f} ms (--mode pipeline uses workers anyway)",
         )
 

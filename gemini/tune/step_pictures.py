@@ -29,6 +29,7 @@ MEMORY_COLOURS = {
 _BLOCKS = {"forward": "#61a1f0", "backward": "#08a88c", "input_gradient": "#08a88c", "weight_gradient": "#b7d36b"}
 _INK, _FAINT, _LIMIT = "#1f2328", "#656d76", "#b3261e"
 _STAGES, _SLICES = 32, 4000  # shown in the timeline
+_EDGES = 40.0  # points of white between the blocks of a stage, at most
 
 
 def parts_picture(result: StepResult) -> str:
@@ -76,13 +77,14 @@ def timeline_picture(result: StepResult) -> str:
     if per_stage * count > _SLICES:  # the beginning, at a scale at which blocks can be seen
         horizon *= _SLICES / (per_stage * count)
     for device in range(count):
+        edge = min(0.25, _EDGES / max(1, len(plan.device_blocks(device))))
         for btype, colour in _BLOCKS.items():
             spans = [
                 (plan.step(block), block.span)
                 for block in plan.device_blocks(device)
                 if block.btype == btype and plan.step(block) < horizon
             ]
-            axes.broken_barh(spans, (device - 0.42, 0.84), facecolors=colour, edgecolors="white", linewidth=0.25)
+            axes.broken_barh(spans, (device - 0.42, 0.84), facecolors=colour, edgecolors="white", linewidth=edge)
     axes.set_ylim(count - 0.5, -0.5)
     axes.set_xlim(0, horizon)
     axes.set_yticks(range(0, count, max(1, count // 8)))

@@ -205,7 +205,8 @@ def _compare(name: str, own: StepResult, other: StepResult) -> str:
     ]
     terms = _terms(other, own)
     text = f"{name.replace('_', '-')} {shown[0]} instead of {shown[1]}"
-    return f"{text}{f' (with {chr(44).join(also)})' if also else ''}: {amount}, {speed}{f' ({terms})' if terms else ''}"
+    changed = f" (with {', '.join(also)})" if also else ""
+    return f"{text}{changed}: {amount}, {speed}{f' ({terms})' if terms else ''}"
 
 
 def _terms(base: StepResult, other: StepResult) -> str:
