@@ -62,6 +62,9 @@ def test_workers_take_turns_on_few_processors():
     shared = share_processors(free, 2, 1)
     assert share_processors(free, 4, 1) is free
     assert max(free.seconds, sum(free.busy) / 2) <= shared.seconds <= 2 * free.seconds
+    times = [share_processors(free, count, 1).seconds for count in (1, 2, 3, 4)]
+    assert times == sorted(times, reverse=True)
+    assert times[0] == pytest.approx(sum(free.busy))
     assert share_processors(replace(free, plan=None), 2, 1).seconds >= sum(free.busy) / 2
     assert share_processors(PipelineRun(3.0, (3.0,), (0.0,)), 2, 4).seconds == pytest.approx(6.0)
 
