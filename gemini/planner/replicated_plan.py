@@ -32,13 +32,16 @@ def choose_with_replicas(count: int, search: Callable[[], ScheduleChoice]) -> Sc
     one = search()
     nworkers = one.plan.ndevs
     made = replace(one.partition, nparts=nworkers * count)
-    plan = replicate(one.plan, count, one.partition.nstages)
+    plan = replicate(one.plan, count)
     return replace(one, partition=made, plan=plan, analysis=_replicate_analysis(one.analysis, plan, count, nworkers))
 
 
-def replicate(plan: SchedPlan, count: int, nstages: int) -> SchedPlan:
-    """Return a schedule next to itself, on further workers: stage s of replica r is stage r · nstages + s."""
-    found = SchedPlan(plan.ndevs * count)
+def replicate(plan: SchedPlan, count: int) -> SchedPlan:
+    """Return a schedule next to itself, on further workers: stage s of replica r is stage r · n + s.
+
+    n counts the stages of the schedule, which may have replicas of its own (Chimera).
+    """
+    found, nstages = SchedPlan(plan.ndevs * count), 1 + max((block.stage or 0 for block in plan), default=0)
     for replica in range(count):
         twins: dict[Block, Block] = {}
         for block in plan:
