@@ -231,7 +231,16 @@ class WriteTensors(NamedTuple):
     tensors: list[Any]
 
 
-UNSOLICITED = (Printed, Warned, Logged, WriteTensors)  # no replies: they arrive at any time
+class GradientBucket(NamedTuple):
+    """Gradients of a step that are complete while its backward goes on: (number, latest stage) of their parameters."""
+
+    number: int
+    step: int
+    keys: list[tuple[int, int]]
+    tensors: list[Any]
+
+
+UNSOLICITED = (Printed, Warned, Logged, WriteTensors, GradientBucket)  # no replies: they arrive at any time
 
 
 # ── the frequent ones: plain data, with the tensors as the last field ──────────────────────────────────────────────
@@ -281,4 +290,4 @@ class Gradients(NamedTuple):
     tensors: list[Any]
 
 
-Link.plain = {one.__name__: one for one in (Forward, Outputs, Backward, Gradients, WriteTensors)}
+Link.plain = {one.__name__: one for one in (Forward, Outputs, Backward, Gradients, WriteTensors, GradientBucket)}

@@ -17,6 +17,8 @@ from typing import Any
 
 from gemini.runtime.worker.worker_process import Server, configure_process, serve
 
+_ENDING = 2.0  # seconds for the last messages to leave
+
 
 def main() -> None:
     """Serve until stopped."""
@@ -28,6 +30,7 @@ def main() -> None:
 
 
 def _server(agreed: dict[str, Any]) -> RemoteServer:
+    from gemini.runtime.devices.cpu import Cpu
     from gemini.runtime.devices.registry import create_device
     from gemini.runtime.devices.remote_device import gpu_identity
     from gemini.runtime.transport.dist_p2p import P2PChannel
@@ -44,7 +47,7 @@ def _server(agreed: dict[str, Any]) -> RemoteServer:
     pair = GlooPair(store, 1, agreed["host"], agreed["timeout"])
     channel = GlooChannel(pair, bytes.fromhex(agreed["key"]))
     p2p = P2PChannel(channel, pair, (gpu_identity(device), agreed["gpu"]))
-    return RemoteServer(ThreadedRemoteLink(channel, p2p, side=1))
+    return RemoteServer(ThreadedRemoteLink(channel, p2p, 1, Cpu()))
 
 
 class RemoteServer(Server):
@@ -58,6 +61,11 @@ class RemoteServer(Server):
         self._module_of: dict[int, int] = {}  # by call
         self._program_of: dict[int, int] = {}  # by kind of step
         self._last = 0  # the program of the last step
+
+    def serve(self) -> None:
+        """Answer until Stop, and wait until the last messages have left."""
+        super().serve()
+        self.link.drain(_ENDING)
 
     def _answer(self, request: Any, descriptors: list[int]) -> Any:
         from gemini.runtime.protocol import Backward, Forward

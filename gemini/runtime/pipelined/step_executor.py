@@ -347,6 +347,7 @@ class Executor:
 
     def _result(self, replies: dict[WorkerHandle, Any], request: StepRequest, kind: int, step: int) -> ExecutedStep:
         layouts: list[GradientLayout] = []
+        loose: list[list[tuple[int, int]]] = []
         gradients: list[torch.Tensor] = []
         given: dict[str, list[tuple[int, torch.Tensor]]] = {}
         result = ExecutedStep(None)
@@ -355,7 +356,10 @@ class Executor:
             layout, opened = self._gradients(worker, reply, kind)
             layouts.append(layout)
             gradients += opened
-            gradients += [next(rest) for _ in reply.loose]
+            sent = worker.pop_gradients(step)
+            sent |= {(home, latest): next(rest) for home, latest in reply.loose}  # a second one counts
+            loose.append([*sent])
+            gradients += sent.values()
             if reply.has_root:
                 part = next(rest)
                 result.root = part if result.root is None else result.root + part
@@ -366,7 +370,7 @@ class Executor:
                 result.operand_gradients[number] = part if found is None else found + part
             result.generator = reply.generator or result.generator
             result.worker_traces.append((worker.index, _shift_times(reply.trace, worker.clock_offset)))
-        order = self._order(kind, layouts, [reply.loose for reply in replies.values()], request)
+        order = self._order(kind, layouts, loose, request)
         result.owners, result.tensors = order.owners, order.by_owner(gradients)
         result.input_gradients = {name: sum_parts(found) for name, found in given.items()}
         self._keep_outputs(result, request, step)

@@ -34,6 +34,7 @@ from gemini.runtime.protocol import (
     Done,
     Forget,
     Forward,
+    GradientBucket,
     InstallModules,
     InstallReplica,
     Outputs,
@@ -73,6 +74,7 @@ class RemoteWorker(WorkerHandle):
         self.replicas: dict[int, tuple[int, ReplicaSync]] = {}  # by module: number of the first tensor
         self._module_of: dict[int, int] = {}  # by call with a retained graph
         self._program_of: dict[int, int] = {}  # by kind of step
+        self._buckets: list[GradientBucket] = []  # of gradients that have arrived before their reply
         super().__init__(index, 0, timeout, team, names[index])
 
     # ── its start ──────────────────────────────────────────────────────────────────────────────────────────────
@@ -196,11 +198,18 @@ class RemoteWorker(WorkerHandle):
                 raise
 
     def handle_unsolicited(self, message: Any) -> None:
-        """Apply what a module has written to its replicas; repeat output."""
-        if not isinstance(message, WriteTensors):
+        """Apply what a module has written to its replicas; keep early gradients; repeat output."""
+        if isinstance(message, GradientBucket):
+            self._buckets.append(message)
+        elif not isinstance(message, WriteTensors):
             super().handle_unsolicited(message)
         elif message.module in self.replicas:
             self.replicas[message.module][1].apply_changes(message.places, message.tensors)
+
+    def pop_gradients(self, step: int) -> dict[tuple[int, int], torch.Tensor]:
+        """Return the gradients of a step that have arrived before its reply; drop those of failed steps."""
+        found, self._buckets = [one for one in self._buckets if one.step == step], []
+        return {key: tensor for one in found for key, tensor in zip(one.keys, one.tensors, strict=True)}
 
     # ── the model's tensors ────────────────────────────────────────────────────────────────────────────────────
     def ensure_shared(self, module: PlacedModule) -> bool:

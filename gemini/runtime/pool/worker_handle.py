@@ -213,6 +213,10 @@ class WorkerHandle:
         except Exception as error:
             self.pending_error = error
 
+    def pop_gradients(self, step: int) -> dict[tuple[int, int], torch.Tensor]:  # noqa: ARG002
+        """Return the gradients of a step that have arrived before its reply: none in shared memory."""
+        return {}
+
     def drop(self, calls: list[int]) -> None:
         """Send graphs that are no longer needed, without a request."""
         with contextlib.suppress(ChannelClosed):  # the next request reports how it ended

@@ -92,7 +92,7 @@ class Link:
         if not self.transport.has_updates and not self.classes.has_updates:
             frame = marshal.dumps((kind, fields, headers))
             self.transport.device.finish()
-            self.channel.send(frame, descriptors)
+            self._transmit(frame, headers, descriptors)
             return
         new_classes = self.classes.unannounced()
         announcement, released = self.transport.unannounced(), self.transport.pop_released()
@@ -102,9 +102,12 @@ class Link:
             self.transport.restore_released(released)
             raise
         self.transport.device.finish()
-        self.channel.send(frame, (*announcement.descriptors, *descriptors))
+        self._transmit(frame, headers, (*announcement.descriptors, *descriptors))
         self.transport.mark_announced(announcement)
         self.classes.mark_announced(new_classes)
+
+    def _transmit(self, frame: bytes, headers: list[Any], descriptors: tuple[int, ...]) -> None:  # noqa: ARG002
+        self.channel.send(frame, descriptors)
 
     def receive(self, timeout: float | None = None) -> tuple[Any, list[int]] | None:
         """Return the next message and its descriptors; None if nothing arrives in time."""

@@ -9,6 +9,7 @@ import itertools
 import os
 import queue
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -160,19 +161,23 @@ class RemoteLink(Link):
         """Set the device of this end's tensors, on which tensors from the other end's device arrive."""
         self.transport = RemoteTensorTransport(device, self._p2p)
 
-    def _send(self, kind: str, fields: tuple[Any, ...], headers: list[Any], descriptors: tuple[int, ...]) -> None:
-        super()._send(kind, fields, headers, descriptors)
+    def _transmit(self, frame: bytes, headers: list[Any], descriptors: tuple[int, ...]) -> None:
+        self.channel.send(frame, descriptors)
         self.transport.transmit(headers)
 
 
 class ThreadedRemoteLink(RemoteLink):
-    """A remote link that receives in a thread, so that the sender never waits for the receiver's computation."""
+    """A worker's end of a remote link: it receives and sends in threads, so that transfers overlap with computation."""
 
-    def __init__(self, channel: Channel, p2p: P2PChannel, side: int = 0) -> None:
+    def __init__(self, channel: Channel, p2p: P2PChannel, side: int, device: Device) -> None:
         super().__init__(channel, p2p, side)
+        self.set_device(device)
         self._arrived: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._count = os.eventfd(0, os.EFD_SEMAPHORE | os.EFD_CLOEXEC)  # of messages that have arrived, to poll
+        self._leaving: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._queued, self._gone = 0, 0  # messages that have entered and left the outbox
         threading.Thread(target=self._receive_all, name="gemini-inbox", daemon=True).start()
+        threading.Thread(target=self._send_all, name="gemini-outbox", daemon=True).start()
 
     @property
     def has_more(self) -> bool:
@@ -207,28 +212,29 @@ class ThreadedRemoteLink(RemoteLink):
         self._arrived.put(found)
         os.eventfd_write(self._count, 1)
 
-
-class PeerRemoteLink(ThreadedRemoteLink):
-    """A remote link between workers: it sends in a thread, too, so that transfers overlap with computation."""
-
-    def __init__(self, channel: Channel, p2p: P2PChannel, side: int, device: Device) -> None:
-        super().__init__(channel, p2p, side)
-        self.set_device(device)
-        self._leaving: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        threading.Thread(target=self._send_all, name="gemini-outbox", daemon=True).start()
-
     def has_room(self, timeout_ms: int) -> bool:  # noqa: ARG002
         """Messages wait in memory."""
         return True
 
-    def _send(self, kind: str, fields: tuple[Any, ...], headers: list[Any], descriptors: tuple[int, ...]) -> None:
+    def drain(self, seconds: float) -> None:
+        """Wait until all messages have been sent, at most so long."""
+        deadline = time.monotonic() + seconds
+        while self._queued > self._gone and not self.channel.is_broken and time.monotonic() < deadline:
+            time.sleep(0.001)
+
+    def _transmit(self, frame: bytes, headers: list[Any], descriptors: tuple[int, ...]) -> None:
         if self.channel.is_broken:
             raise ChannelClosed("it is broken")
-        self._leaving.put((kind, fields, headers, descriptors))
+        if not headers and self._queued == self._gone:  # a short message needs no other thread
+            super()._transmit(frame, headers, descriptors)
+            return
+        self._queued += 1
+        self._leaving.put((frame, headers, descriptors))
 
     def _send_all(self) -> None:
         try:
             while True:
-                super()._send(*self._leaving.get())
+                super()._transmit(*self._leaving.get())
+                self._gone += 1
         except ChannelClosed:
             self.channel.is_broken = True  # the receiving thread reports it

@@ -72,6 +72,7 @@ class WorkerPlan:
         )
         self.layouts: dict[int, list[Any]] = {}  # the last layout of gradients that was sent, by its number
         self._numbers = itertools.count(1)
+        self.gradient_parts: dict[int, int] = {}  # of each gradient in the last step, by identity of the parameter
 
     def reports(self, stage: int) -> bool:
         """Whether this worker reports what all shards of a stage have."""

@@ -14,7 +14,7 @@ import marshal
 import time
 from collections import deque
 from collections.abc import Mapping
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack, nullcontext, suppress
 from typing import Any, NamedTuple
 
 import torch
@@ -25,8 +25,11 @@ from gemini.collectives.shard_group import CollectiveMismatchError, ShardGroup, 
 from gemini.ir.autograd_modes import Region
 from gemini.random_numbers.rng_state import get_state, set_state
 from gemini.random_numbers.sliced_rng import RandomOpsDiffer, SlicedRandomOps
+from gemini.runtime.protocol import GradientBucket
 from gemini.runtime.step_messages import PeerMessage, Step, Stepped
+from gemini.runtime.transport.channel import ChannelClosed
 from gemini.runtime.worker.gradient_buffers import GradientBuffers, LooseGradients
+from gemini.runtime.worker.gradient_stream import StreamedGradients
 from gemini.runtime.worker.group_gradients import gather_slices
 from gemini.runtime.worker.microbatch_inputs import MicrobatchInputs
 from gemini.runtime.worker.p2p import PeerLinks, StepAborted
@@ -80,11 +83,13 @@ class StepRunner:
         self.operands = MicrobatchInputs(request.operands, [], request.tensors, request.sizes)
         self.shards_gather = self.program.shards is not None and self.program.shards.are_remote
         shares = control.transport.shares_memory and not self.shards_gather
-        self.gradients: GradientBuffers | LooseGradients = (
-            GradientBuffers(control, plan.places, plan.group_gradients())
-            if shares
-            else LooseGradients(self.program.parameters)
-        )
+        self.gradients: GradientBuffers | LooseGradients
+        if shares:
+            self.gradients = GradientBuffers(control, plan.places, plan.group_gradients())
+        elif self.program.shards is not None:
+            self.gradients = LooseGradients(self.program.parameters)
+        else:
+            self.gradients = StreamedGradients(self.program.parameters, plan.gradient_parts, self._send_bucket)
         self.graphs: dict[tuple[int, int], MicrobatchGraph] = {}
         self.delayed: dict[
             tuple[int, int], deque[DelayedGrad]
@@ -393,6 +398,13 @@ class StepRunner:
         self.trace.append(("W", task.stage, task.mid, begin, time.perf_counter()))
 
     # ── the end ────────────────────────────────────────────────────────────────────────────────────────────────
+    def _send_bucket(self, parameters: list[torch.Tensor]) -> None:
+        """Send gradients that are complete."""
+        numbers, latest = self.program.numbers, self.program.latest
+        keys = [(numbers[id(one)], latest.get(id(one), 0)) for one in parameters]
+        with suppress(ChannelClosed):  # the next receive reports it
+            self.control.send(GradientBucket(0, self.request.step, keys, [one.grad for one in parameters]))
+
     def _sum_partial_gradients(self) -> None:
         """Sum the gradients of which every shard has a part, after the last backward."""
         shards = self.program.shards
@@ -419,6 +431,9 @@ class StepRunner:
             for number, (tensor, _) in self.operands.whole.items()
             if tensor.requires_grad and id(tensor) not in numbers and self.plan.reports(self.plan.loss_stage)
         ]
+        if isinstance(self.gradients, StreamedGradients):
+            self.gradients.end()
+            self.plan.gradient_parts = self.gradients.parts
         self.gradients.adopt(self.program.parameters)  # including those that only the loss uses
         self._sum_partial_gradients()
         gathered = self._gather_slices()

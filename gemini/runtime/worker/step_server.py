@@ -39,7 +39,7 @@ from gemini.runtime.transport.dist_p2p import P2PChannel
 from gemini.runtime.transport.gloo_channel import GlooChannel
 from gemini.runtime.transport.gloo_pair import GlooPair, MeetingPoint
 from gemini.runtime.transport.link import Link
-from gemini.runtime.transport.remote_link import PeerRemoteLink
+from gemini.runtime.transport.remote_link import ThreadedRemoteLink
 from gemini.runtime.worker.module_server import build_raised
 from gemini.runtime.worker.p2p import PeerLinks, StepAborted
 from gemini.runtime.worker.program_state import InstalledProgram, WorkerPlan
@@ -194,7 +194,7 @@ def connect_hosts(request: ConnectHosts, device: Device) -> Link:
     store = MeetingPoint(*request.meeting).join(request.seconds)
     pair = GlooPair(store, request.side, request.host, request.seconds)
     channel = GlooChannel(pair, request.key)
-    return PeerRemoteLink(channel, P2PChannel(channel, pair), request.side, device)
+    return ThreadedRemoteLink(channel, P2PChannel(channel, pair), request.side, device)
 
 
 def _describe_place(raised: StageRaised) -> str:

@@ -21,7 +21,7 @@ from gemini.runtime.transport.channel import ChannelClosed
 from gemini.runtime.transport.dist_p2p import P2PChannel, choose_backend
 from gemini.runtime.transport.gloo_channel import GlooChannel
 from gemini.runtime.transport.gloo_pair import FRAMES, GlooPair, MeetingPoint
-from gemini.runtime.transport.remote_link import PeerRemoteLink, RemoteLink
+from gemini.runtime.transport.remote_link import RemoteLink, ThreadedRemoteLink
 from tests.runtime.transport.test_tensor_transport import TENSORS
 
 KEY = b"the key of this run"
@@ -181,7 +181,7 @@ def test_workers_send_to_each_other_without_waiting() -> None:
     links = []
     for pair in pairs:
         channel = GlooChannel(pair, KEY)
-        links.append(PeerRemoteLink(channel, P2PChannel(channel, pair), pair.side, device))
+        links.append(ThreadedRemoteLink(channel, P2PChannel(channel, pair), pair.side, device))
     value = torch.arange(3_000_000.0)
     for link in links:
         for _ in range(4):

@@ -82,6 +82,13 @@ def pool(request: pytest.FixtureRequest) -> Iterator[WorkerPool]:
     made.stop()
 
 
+@pytest.fixture(scope="module")
+def local_pool() -> Iterator[WorkerPool]:
+    made = loopback_pool(["cpu", "cpu"])
+    yield made
+    made.stop()
+
+
 @pytest.mark.parametrize(
     "settings",
     [
@@ -105,17 +112,57 @@ def test_steps_equal_those_of_one_device(settings: dict[str, Any], pool: WorkerP
     assert known.pipelined.steps >= 4
 
 
-def test_two_replicas_equal_two_micro_batches_bit_for_bit(pool: WorkerPool, tmp_path: Any) -> None:
+def test_two_replicas_equal_two_micro_batches_bit_for_bit(
+    pool: WorkerPool, local_pool: WorkerPool, tmp_path: Any
+) -> None:
     """The same steps by one worker, one micro-batch after the other."""
     found = []
-    for workers in (pool, loopback_pool(["cpu", "cpu"])):
+    for workers in (pool, local_pool):
         model = make().float()
         name = "replicas" if workers is pool else "one"
         manage(model, workers, tmp_path / name, replicas=2, accum_degree=2)
         found.append(train(model))
-        if workers is not pool:
-            workers.stop()
     assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
+class Wide(nn.Module):
+    """Gradients that fill buckets; one layer is used twice, the gradient of one is zero in every second step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(1100, 1100) for _ in range(3))
+        self.dropout = nn.Dropout(0.1)
+
+    def forward(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        first, second, third = self.layers
+        x = self.dropout(torch.relu(first(x)))
+        return second(torch.relu(second(x))) + weight.mean() * third(x)
+
+
+def test_gradients_that_leave_during_the_backward_are_those_of_the_step(
+    pool: WorkerPool, local_pool: WorkerPool, tmp_path: Any
+) -> None:
+    received: list[int] = []
+    takes = {worker: worker.pop_gradients for worker in pool.workers if worker.is_remote}
+    found = []
+    for workers in (pool, local_pool):
+        torch.manual_seed(0)
+        model = Wide()
+        manage(model, workers, tmp_path / str(len(found)), replicas=2, accum_degree=2)
+        optimizer, seen = torch.optim.SGD(model.parameters(), 0.1), list[torch.Tensor]()
+        for worker, take in takes.items() if workers is pool else ():
+            worker.pop_gradients = lambda step, take=take: received.append(len(bucket := take(step))) or bucket  # type: ignore[func-returns-value]
+        for step in range(6):
+            loss = model(torch.randn(4, 1100), torch.full((4,), float(step % 2))).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            seen += [loss.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)]
+            optimizer.step()
+        found.append(seen)
+    for worker in takes:
+        del worker.pop_gradients
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+    assert max(received) >= 4
 
 
 def test_an_exception_in_a_stage_undoes_the_step(pool: WorkerPool, tmp_path: Any) -> None:
