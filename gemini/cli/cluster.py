@@ -3,6 +3,7 @@
 gemini cluster up                                on this host only (127.0.0.1:6380)
 gemini cluster up --address 10.0.0.1             the first host; others of the network can join
 gemini cluster up --join 10.0.0.1:6380           the other hosts, with a copy of the token
+gemini cluster up --block …                      in the foreground, as job managers need it; Ctrl+C ends it
 gemini cluster status 10.0.0.1:6380              the hosts of a cluster
 gemini cluster down                              end what `up` has started on this host
 
@@ -27,6 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     up.add_argument("--port", type=int, default=6380, metavar="PORT", help="port of the first host (6380)")
     up.add_argument("--join", default="", metavar="HOST:PORT", help="join the cluster that was started there")
     up.add_argument("--cpus", type=int, default=0, metavar="N", help="workers on CPUs (default: one per core)")
+    up.add_argument("--block", action="store_true", help="stay in the foreground, and end Ray with this process")
     status = actions.add_parser("status", help="show the hosts of a cluster")
     status.add_argument("cluster", metavar="HOST:PORT", help="address of the cluster")
     actions.add_parser("down", help="end what `up` has started on this host")
@@ -54,5 +56,7 @@ def run(args: argparse.Namespace) -> int:
         print(f"gemini cluster: this host belongs to the cluster at {address}")
         if not args.join:
             print(f"    → on the others, with a copy of the token: gemini cluster up --join {address}")
-            print(f"    → gemini_python --cluster {address} train.py")
+            print(f"    → gemini_python --cluster {address} train.py", flush=True)
+        if args.block:
+            ray_start.wait()
     return 0

@@ -140,6 +140,8 @@ def _check(invocation: Invocation) -> bool:
 
     config = GeminiConfig.load(invocation.last("--config"), flags=settings)
     check_config(config)
+    if not _LAUNCHED & os.environ.keys() and "GEMINI_NODES" not in os.environ:
+        config.check_replicated()
     if config.cluster is not None or config.device_mapping is not None:
         from gemini.runtime.hosts.host_cluster import check_cluster
 

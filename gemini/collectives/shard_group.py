@@ -110,6 +110,10 @@ class ExchangeGroup(ShardGroup):
         """Return the sum over all shards, in the order of their ranks."""
         return sum_in_order(self.exchange(x, ALL_REDUCE))
 
+    def sum_flat(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the sum of large flat tensors of equal size, in the order of the ranks."""
+        return self.all_reduce(x)
+
     def maximum(self, x: torch.Tensor) -> torch.Tensor:
         """Return the largest value of all shards, elementwise."""
         first, *rest = self.exchange(x, MAXIMUM)

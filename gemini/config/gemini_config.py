@@ -60,6 +60,10 @@ class GeminiConfig:
     replicas: int | None = _setting(
         None, readers.count, "N", "copies of the model that each take a part of every batch (data parallelism)"
     )
+    data_parallel: str = _setting(
+        "auto", readers.data_parallel, "KIND",
+        "auto: the script's host runs the optimizer; replicated: every copy does, after an all-reduce",
+    )  # fmt: skip
     device_mapping: DeviceMapping | None = _setting(
         None,
         readers.device_mapping,
@@ -173,6 +177,13 @@ class GeminiConfig:
         """The number of groups of workers that share one stage."""
         return max(1, self.worker_count // self.shard_count)
 
+    def check_replicated(self) -> None:
+        """Raise where data_parallel = 'replicated' has no replicas on other hosts."""
+        if self.data_parallel == "replicated" and ((self.replicas or 1) < 2 or self.cluster is None):
+            what = "data_parallel = 'replicated' without replicas on other hosts"
+            remedy = "start on several nodes (torchrun --nnodes 2 …), or give replicas and cluster"
+            raise ConfigError([Fault(what, remedy)])
+
     def check_supported(self) -> None:
         """Raise for settings that models of PyTorch cannot run with, before anything starts."""
         faults = list(self._unsupported())
@@ -274,6 +285,8 @@ def _contradictions(values: Mapping[str, Any]) -> list[Fault]:
         )
     mapping = values["device_mapping"]
     faults += _replica_contradictions(values)
+    if values["data_parallel"] == "replicated" and values["replicas"] == 1:
+        faults.append(Fault("data_parallel = 'replicated' with replicas = 1", "give more replicas, or leave one out"))
     if mapping is not None:
         faults += _mapping_contradictions(mapping, stages, shards, values["workers"])
     return faults

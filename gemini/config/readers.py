@@ -24,6 +24,7 @@ _DEVICE = re.compile(r"[a-z][a-z_]*(:\d+)?")
 SCHEDULES = ("auto", "composed", "none")  # besides those of the library
 RNG = ("exact", "fast")
 BATCH_NORM = ("batch", "micro-batch")
+DATA_PARALLEL = ("auto", "replicated")
 
 
 @dataclass(frozen=True)
@@ -113,6 +114,13 @@ def rng(value: Any) -> str | Wrong:
 def batch_norm(value: Any) -> str | Wrong:
     """Read the scope of batch-norm statistics in training."""
     return value if value in BATCH_NORM else Wrong("not a scope of statistics", remedy(str(value), BATCH_NORM))
+
+
+def data_parallel(value: Any) -> str | Wrong:
+    """Read where replicas are optimized."""
+    return (
+        value if value in DATA_PARALLEL else Wrong("not a kind of data parallelism", remedy(str(value), DATA_PARALLEL))
+    )
 
 
 SHARDING_CHOICES = ("replicate", "shard", "0", "-1")

@@ -47,6 +47,7 @@ def start(
     known = dispatch.find_managed(model)
     if known is not None:
         return known
+    _check_replicated(model, config)
     count = config.worker_count
     if count < 2 and config.cluster is None:
         _log(config, f"{type(model).__name__} runs in this process: the configuration requests {count} worker")
@@ -57,6 +58,7 @@ def start(
     devices = assign_devices(model, config, count)
     pool = _get_pool(devices, config, str(model_device(model)), in_background=survives)
     managed = ManagedModel(model, pool, config.quiet, config.accum_degree or 1, config.strict)
+    managed.replicates = config.data_parallel == "replicated"
     managed.announces, managed.record.survives = announce, survives and not config.strict
     folder = Path(config.run_folder).resolve()
     managed.record.folder = folder / "failures"
@@ -77,6 +79,17 @@ def start(
         start_live_line()
     dispatch.manage(model, managed)
     return managed
+
+
+def _check_replicated(model: nn.Module, config: GeminiConfig) -> None:
+    """Refuse replicated data parallelism where it would have no effect, or cannot be right."""
+    if config.data_parallel != "replicated":
+        return
+    config.check_replicated()
+    sparse = next((name for name, one in model.named_modules() if getattr(one, "sparse", False)), None)
+    if sparse is not None:
+        what = f"data_parallel = 'replicated', and {sparse} of {type(model).__name__} has sparse gradients"
+        raise ConfigError([Fault(what, "leave data_parallel out: the script's host runs the optimizer")])
 
 
 def _exchange_values(pool: WorkerPool) -> bool:

@@ -12,6 +12,11 @@
     AbortStep(step)                         ──►   a peer has failed: the state is as before the step
     Fetch(step, name)                       ──►   an output that the worker retains
                                             ◄──   Fetched
+    SumGradients(key)                       ──►   replicas sum their gradients
+                                            ◄──   Summed
+    UpdateWeights(program, optimizer, …)    ──►   a replica runs the optimizer; no reply
+    CompareWeights(program, hashes)         ──►
+                                            ◄──   ComparedWeights
     RetirePrograms(programs)                ──►   drops stages
 
 Each but PeerMessage has a reply, `Done` where nothing else is named.
@@ -20,6 +25,8 @@ Each but PeerMessage has a reply, `Done` where nothing else is named.
 from __future__ import annotations
 
 from typing import Any, NamedTuple
+
+import torch
 
 import gemini.runtime.protocol  # noqa: F401 - registers its messages first
 from gemini.runtime.transport.link import Link
@@ -104,6 +111,46 @@ class Tasks(NamedTuple):
     frozen: frozenset[int]
     tail: Any = None
     draws: tuple[Any, ...] = ()  # of each stage: patterns of its random numbers
+    members: tuple[int, ...] = ()  # the workers of the same stages, whose gradients are summed by `SumGradients`
+
+
+class SumGradients(NamedTuple):
+    """Sum the gradients of a step over the replicas of the stages, in their own memory."""
+
+    number: int
+    key: int
+
+
+class UpdateWeights(NamedTuple):
+    """Carry out a step of the script's optimizer on the replicas of its parameters. No reply: weights are compared.
+
+    `groups` are (numbers of parameters, options); `steps` what is done to gradients before. `state` is None if the
+    worker has it: it has taken part in all steps of this optimizer since it was sent.
+    """
+
+    number: int
+    program: int
+    optimizer: int
+    name: str  # in torch.optim
+    groups: list[tuple[list[int], dict[str, Any]]]
+    live: list[int]  # parameters with gradients
+    clips: list[tuple[list[int], float, torch.Tensor, Any]]
+    state: list[tuple[int, dict[str, Any]]] | None
+
+
+class CompareWeights(NamedTuple):
+    """Compare the tensors of a program's stages, by their hashes, with those of the controller."""
+
+    number: int
+    program: int
+    hashes: list[int]
+
+
+class ComparedWeights(NamedTuple):
+    """The places of tensors that differ."""
+
+    number: int
+    places: list[int]
 
 
 class RetirePrograms(NamedTuple):
@@ -179,6 +226,14 @@ class Stepped(NamedTuple):
     tensors: list[Any]
 
 
+class Summed(NamedTuple):
+    """Gradients that other replicas have, and this one has not: (number, latest stage) of their parameters."""
+
+    number: int
+    keys: list[tuple[int, int]]
+    tensors: list[Any]
+
+
 class Fetched(NamedTuple):
     """An output; its parts and their micro-batches, if other workers have some too."""
 
@@ -208,4 +263,4 @@ def stages_module(program: int) -> int:
     return -program
 
 
-Link.plain = Link.plain | {one.__name__: one for one in (Step, Stepped, Fetched, PeerMessage)}
+Link.plain = Link.plain | {one.__name__: one for one in (Step, Stepped, Summed, Fetched, PeerMessage)}

@@ -67,6 +67,7 @@ class PlacedModel:
         self.planned = False  # modules are placed, when the second call begins
         self.calls = 0
         self.dispatches = True  # calls without a plan may run by eager dispatch
+        self.replicates = False  # hosts optimize their own copies of the weights
         self.announces = True  # False: only problems are logged
         self._names: dict[int, str] = {}
         self._proofs: dict[Any, SplitProof] = {}
@@ -75,6 +76,10 @@ class PlacedModel:
         """Inspect the model's code again after the script has changed the model."""
         if self.guards.refresh(model):
             self._query_class_attributes()
+
+    def note_weights_sent(self, reason: str) -> None:
+        """Log why hosts do not optimize their own copies of the weights."""
+        self.record.say(f"{self.name}: weights are sent to other hosts after every step: {reason}", once="weights sent")
 
     def plan(self, model: nn.Module, first_call: FirstCallTrace) -> dict[nn.Module, RemoteModule]:
         """Place modules and install them; by module. On failure, nothing has changed."""

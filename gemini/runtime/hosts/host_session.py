@@ -60,6 +60,7 @@ class RemoteServer(Server):
         self._numbers: dict[int, range] = {}  # of a module's tensors
         self._module_of: dict[int, int] = {}  # by call
         self._program_of: dict[int, int] = {}  # by kind of step
+        self.optimizers = _replica_optimizers()
         self._last = 0  # the program of the last step
 
     def serve(self) -> None:
@@ -89,7 +90,10 @@ class RemoteServer(Server):
 
     def _reply(self, request: Any, reply: Any) -> None:
         from gemini.runtime.protocol import Done, WriteTensors
+        from gemini.runtime.step_messages import UpdateWeights
 
+        if isinstance(request, UpdateWeights):
+            return  # weights are compared before they are used
         if not isinstance(request, WriteTensors):
             super()._reply(request, reply)
         elif not isinstance(reply, Done):
@@ -106,11 +110,18 @@ class RemoteServer(Server):
 
     def _execute(self, request: Any, descriptors: list[int]) -> Any:
         from gemini.runtime.protocol import Forget, InstallReplica, WriteTensors
-        from gemini.runtime.step_messages import RetirePrograms, stages_module
+        from gemini.runtime.step_messages import CompareWeights, RetirePrograms, UpdateWeights, stages_module
 
         if isinstance(request, RetirePrograms):
+            self.optimizers.forget(request.programs)
             for program in request.programs:
                 self._drop_replica(stages_module(program))
+        if isinstance(request, UpdateWeights):
+            gradients = self.steps.programs[request.program].replica_gradients
+            self.optimizers.update(request, self.link.shared_tensors, gradients)
+            return None
+        if isinstance(request, CompareWeights):
+            return self._compare_weights(request)
         if isinstance(request, WriteTensors):
             if request.module in self._replicas:
                 self._replicas[request.module].apply_changes(request.places, request.tensors)
@@ -123,6 +134,15 @@ class RemoteServer(Server):
                 self._drop_replica(module)
             return None
         return super()._execute(request, descriptors)
+
+    def _compare_weights(self, request: Any) -> Any:
+        """Compare the replicas of a program's stages with the controller's tensors."""
+        from gemini.runtime.step_messages import ComparedWeights, stages_module
+
+        sync = self._replicas[stages_module(request.program)]
+        differ = [at for at, (own, other) in enumerate(zip(sync.hashes(), request.hashes, strict=True)) if own != other]
+        sync.accept(sorted(set(range(len(sync.first))) - set(differ)))
+        return ComparedWeights(request.number, differ)
 
     def _install_replica(self, request: Any) -> None:
         """Create the tensors of a module under the numbers that the module refers to."""
@@ -142,6 +162,12 @@ class RemoteServer(Server):
         self._replicas.pop(module, None)
         for number in self._numbers.pop(module, ()):
             self.link.shared_tensors.pop(number, None)
+
+
+def _replica_optimizers() -> Any:
+    from gemini.runtime.worker.replica_update import ReplicaOptimizers
+
+    return ReplicaOptimizers()
 
 
 def _module_server(classes: Any, send_changes: Callable[[int], None]) -> Any:

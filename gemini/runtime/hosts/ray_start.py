@@ -16,19 +16,24 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from gemini.errors import ConfigError, Fault, WorkerError
 from gemini.runtime.hosts.own_address import address_towards
 from gemini.runtime.hosts.ray_cluster import has_token, token_path
 
-_NOTE = Path("~/.ray/gemini-cluster.json")
-_STARTING, _ENDING = 60.0, 10.0  # seconds
+_STARTING, _JOINING, _ENDING = 60.0, 15.0, 10.0  # seconds
 _SCRIPT = "import sys; from ray.scripts.scripts import main; sys.argv[0] = 'ray'; sys.exit(main())"
+
+
+def _note_path() -> Path:
+    """Return the file that notes what runs on this host: several hosts may share a home."""
+    return Path(f"~/.ray/gemini-cluster-{socket.gethostname()}.json").expanduser()
 
 
 def start(host: str, port: int, join: str, cpus: int) -> str:
     """Start Ray on this host; return the address of the cluster."""
-    note = _NOTE.expanduser()
+    note = _note_path()
     if note.exists() and _is_running(json.loads(note.read_text())["group"]):
         raise ConfigError([Fault("gemini cluster up has started Ray on this host already", "gemini cluster down")])
     try:
@@ -40,6 +45,8 @@ def start(host: str, port: int, join: str, cpus: int) -> str:
             what = f"there is no token for the cluster at {join}"
             raise ConfigError([Fault(what, f"copy {token_path()} from its first host to this one")])
         _make_token()
+    if join:
+        _await_cluster(join)
     own = address_towards(join) if join else host
     where = ["--address", join] if join else ["--head", "--port", str(port), "--include-dashboard=false"]
     count = ["--num-cpus", str(cpus)] if cpus else []
@@ -59,7 +66,7 @@ def start(host: str, port: int, join: str, cpus: int) -> str:
 
 def end() -> str:
     """End what `start` has started on this host; return what that was."""
-    note = _NOTE.expanduser()
+    note = _note_path()
     if not note.exists():
         return "nothing: no cluster was started by gemini cluster up"
     group = json.loads(note.read_text())["group"]
@@ -73,6 +80,40 @@ def end() -> str:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(group, signal.SIGKILL)
     return "Ray"
+
+
+def wait() -> None:
+    """Wait until what `start` has started on this host ends; end it with this process."""
+
+    def leave(*_: Any) -> None:
+        sys.exit(128 + signal.SIGTERM)
+
+    signal.signal(signal.SIGTERM, leave)
+    note = _note_path()
+    try:
+        while note.exists() and _is_running(json.loads(note.read_text())["group"]):
+            time.sleep(0.5)
+    except KeyboardInterrupt:
+        pass
+    finally:
+        end()
+
+
+def _await_cluster(address: str) -> None:
+    """Wait until something listens at an address: hosts of one job start at the same time."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        raise ConfigError([Fault(f"--join {address} is no address", "write HOST:PORT, as in 10.0.0.1:6380")])
+    deadline = time.monotonic() + _JOINING
+    while True:
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), _JOINING).close()
+            return
+        except OSError as error:
+            if time.monotonic() > deadline or isinstance(error, socket.gaierror):
+                remedy = "start it there first: gemini cluster up --address IP"
+                raise ConfigError([Fault(f"there is no Ray cluster at {address}: {error}", remedy)]) from None
+        time.sleep(0.3)
 
 
 def _make_token() -> None:

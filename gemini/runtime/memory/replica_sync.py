@@ -20,6 +20,7 @@ from dataclasses import replace
 import torch
 from torch import nn
 
+from gemini.runtime.memory.content_hash import hash_contents
 from gemini.runtime.memory.shared_layout import plan_layout, storage_bytes
 from gemini.runtime.transport.tensor_layout import TensorLayout
 
@@ -51,6 +52,19 @@ class ReplicaSync:
                 self.known[piece].copy_(now)
                 places.append(piece)
         return places, [self.known[piece] for piece in places]
+
+    def contents(self, places: Sequence[int]) -> list[torch.Tensor]:
+        """Return the present bytes of these pieces."""
+        return [storage_bytes(self.tensors[self.first[piece]]) for piece in places]
+
+    def hashes(self) -> list[int]:
+        """Return the hashes of the pieces on this side."""
+        return [hash_contents(storage_bytes(self.tensors[at])) for at in self.first]
+
+    def accept(self, places: Sequence[int]) -> None:
+        """Note that the other side has the present contents of these pieces."""
+        for piece in places:
+            self.known[piece].copy_(storage_bytes(self.tensors[self.first[piece]]))
 
     def apply_changes(self, places: list[int], contents: list[torch.Tensor]) -> None:
         """Write contents that the other side has sent."""

@@ -54,8 +54,9 @@ def get_executor(kind: CallKind, prepared: PreparedLoss, known: Iterable[CallKin
             written=_find_written(kind.plan, piped) if kind.plan.shards is not None else {},
         )  # fmt: skip
         executor = Executor(
-            managed.pool, managed.shared_parameters, program, piped.stage_tensors.follow, kind.plan.shards
-        )
+            managed.pool, managed.shared_parameters, program, piped.stage_tensors.follow,
+            shard_plan=kind.plan.shards, replicate=managed.note_weights_sent if managed.replicates else None,
+        )  # fmt: skip
         executor.install(piped.stages, {f"{piped.where}/{name}": text for name, text in piped.sources.items()})
         kind.executor = executor  # only now: stages that could not be sent are sent again
         _record_holdings(kind.plan, managed)

@@ -35,6 +35,7 @@ from gemini.runtime.memory.shared_parameters import SharedParameters
 from gemini.runtime.pipelined.broadcast import Broadcast
 from gemini.runtime.pipelined.gradient_layout import GradientLayout, GradientOrder, sum_parts
 from gemini.runtime.pipelined.peer_mesh import connect
+from gemini.runtime.pipelined.replicated_update import ReplicatedUpdate, find_members
 from gemini.runtime.pipelined.shard_groups import dissolve_groups, find_groups, join_groups, sharded_stages
 from gemini.runtime.pipelined.step_request import (
     ExecutedStep,
@@ -108,9 +109,14 @@ class Executor:
         shared_parameters: SharedParameters,
         program: StepProgram,
         follow: Callable[[], None] | None = None,
+        *,
         shard_plan: ShardPlan | None = None,
+        replicate: Callable[[str], None] | None = None,
     ) -> None:
-        """`follow` updates the stages to the present contents of their model; a shard plan tells how they divide."""
+        """`follow` updates the stages to the present contents of their model; a shard plan tells how they divide.
+
+        With `replicate`, hosts optimize their own weights where they can; it logs why they cannot.
+        """
         if program.nworkers > len(pool.workers):
             raise InvalidPlanError(
                 f"a plan for {program.nworkers} workers, the pool has {len(pool.workers)}\n"
@@ -121,6 +127,13 @@ class Executor:
         self.workers = pool.workers[: program.nworkers]
         self._broadcast = Broadcast(self.workers)
         self.number = next(_numbers)
+        members = {} if replicate is None else find_members(program, self.workers)
+        self.update: ReplicatedUpdate | None = None
+        if members and replicate is not None:
+            self.update = ReplicatedUpdate(self.number, members, self.workers, replicate)
+            self._groups |= set(members.values())
+        elif replicate is not None:
+            replicate("the plan has no copies of this host's stages on other hosts")
         self._lowered: dict[Hashable, tuple[int, Lowered]] = {}
         self._last_kind: tuple[Loss | None, Any, tuple[int, Lowered]] | None = None
         self._parts: dict[int, _WorkerPart] = {}
@@ -224,6 +237,7 @@ class Executor:
                 expect_done(worker, Tasks(
                     worker.next_number(), number, self.number, worker.index, tasks, lowered.readers, loss,
                     lowered.loss_stage, lowered.frozen, lowered.tail, patterns,
+                    () if self.update is None or loss is None else self.update.members[worker.index],
                 ), "install a plan")  # fmt: skip
             self._lowered[key] = number, lowered
         self._last_kind = loss, rng_patterns, self._lowered[key]
@@ -253,6 +267,8 @@ class Executor:
         kind, step = self._kind(request.loss, request.rng_patterns), next(_numbers)
         join_groups(self.pool, self._groups)
         region = _encode_region(request.region)
+        if self.update is not None:
+            self.update.compare_weights()
         requests = {worker: self._request(worker, request, kind, step, region, is_known) for worker in self.workers}
         self._announce_gradients(kind[0], request)
         try:
@@ -261,11 +277,17 @@ class Executor:
                 lambda number: AbortStep(number, step), request.timeout,
             )  # fmt: skip
             self._check(replies)
+            sums = None
+            if self.update is not None and request.loss is not None:
+                sums = self.update.sum_gradients(kind[0], step, request.timeout)
         except BaseException:
             dissolve_groups(self.pool)
             raise
         # In the order of the workers, not of their replies: sums over workers are deterministic.
-        return self._result({worker: replies[worker] for worker in self.workers}, request, kind[0], step)
+        result = self._result({worker: replies[worker] for worker in self.workers}, request, kind[0], step, sums)
+        if self.update is not None and sums is not None:
+            self.update.deliver(result.owners, result.tensors)
+        return result
 
     def _request(  # noqa: PLR0917
         self,
@@ -345,7 +367,10 @@ class Executor:
             layouts[kind] = GradientLayout(reply.layout, reply.gradients)
         return layouts[kind], worker.link.transport.borrow(layouts[kind].row)
 
-    def _result(self, replies: dict[WorkerHandle, Any], request: StepRequest, kind: int, step: int) -> ExecutedStep:
+    def _result(
+        self, replies: dict[WorkerHandle, Any], request: StepRequest, kind: int, step: int,
+        sums: dict[WorkerHandle, dict[Any, torch.Tensor]] | None,
+    ) -> ExecutedStep:  # fmt: skip
         layouts: list[GradientLayout] = []
         loose: list[list[tuple[int, int]]] = []
         gradients: list[torch.Tensor] = []
@@ -356,7 +381,7 @@ class Executor:
             layout, opened = self._gradients(worker, reply, kind)
             layouts.append(layout)
             gradients += opened
-            sent = worker.pop_gradients(step)
+            sent = worker.pop_gradients(step) | (sums[worker] if sums is not None else {})
             sent |= {(home, latest): next(rest) for home, latest in reply.loose}  # a second one counts
             loose.append([*sent])
             gradients += sent.values()

@@ -40,7 +40,15 @@ from gemini.runtime.protocol import (
     Outputs,
     WriteTensors,
 )
-from gemini.runtime.step_messages import RetirePrograms, Stages, Step, Tasks, stages_module
+from gemini.runtime.step_messages import (
+    CompareWeights,
+    RetirePrograms,
+    Stages,
+    Step,
+    Tasks,
+    UpdateWeights,
+    stages_module,
+)
 from gemini.runtime.transport.channel import Channel, ChannelClosed
 from gemini.runtime.transport.dist_p2p import P2PChannel
 from gemini.runtime.transport.gloo_channel import GlooChannel
@@ -74,6 +82,7 @@ class RemoteWorker(WorkerHandle):
         self.replicas: dict[int, tuple[int, ReplicaSync]] = {}  # by module: number of the first tensor
         self._module_of: dict[int, int] = {}  # by call with a retained graph
         self._program_of: dict[int, int] = {}  # by kind of step
+        self._updated: set[int] = set()  # programs whose weights it has optimized, and which have not been compared
         self._buckets: list[GradientBucket] = []  # of gradients that have arrived before their reply
         super().__init__(index, 0, timeout, team, names[index])
 
@@ -185,11 +194,46 @@ class RemoteWorker(WorkerHandle):
         for call in getattr(request, "dropped", ()):
             self._module_of.pop(call, None)
 
+    # ── weights that it optimizes itself ───────────────────────────────────────────────────────────────────────
+    def update_weights(self, request: UpdateWeights) -> None:
+        """Send it a step of the optimizer."""
+        with self.sending:
+            self._updated.add(request.program)
+            self.transmit(request)
+
+    def is_updated(self, program: int) -> bool:
+        """Whether its weights of a program's stages may differ from those of this process."""
+        return program in self._updated
+
+    def compare_weights(self, program: int) -> CompareWeights:
+        """Return the request to compare them."""
+        sync = self.replicas[stages_module(program)][1]
+        return CompareWeights(self.next_number(), program, sync.hashes())
+
+    def correct_weights(self, program: int, places: list[int] | None) -> None:
+        """Send what differs; None: all."""
+        with self.sending:
+            sync = self.replicas[stages_module(program)][1]
+            self._write(stages_module(program), [*range(len(sync.first))] if places is None else places)
+
+    def note_compared(self, program: int) -> None:
+        """Note that its weights are those of this process."""
+        sync = self.replicas[stages_module(program)][1]
+        sync.accept(range(len(sync.first)))
+        self._updated.discard(program)
+
     def _refresh(self, module: int) -> None:
         found = self.replicas.get(module)
         if found is None:
             return
-        places, contents = found[1].pop_changes()
+        if -module in self._updated:  # it has not been compared
+            self._write(module, [*range(len(found[1].first))])
+            self.note_compared(-module)
+            return
+        self._write(module, found[1].pop_changes()[0])
+
+    def _write(self, module: int, places: list[int]) -> None:
+        contents = self.replicas[module][1].contents(places)
         if places:
             try:
                 self.link.send(WriteTensors(0, module, places, contents))

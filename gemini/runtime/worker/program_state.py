@@ -12,6 +12,7 @@ from torch import nn
 from gemini.runtime.step_messages import Stages, Tasks
 from gemini.runtime.worker.gradient_buffers import BufferLayout
 from gemini.runtime.worker.group_gradients import GroupGradients, GroupLayout
+from gemini.runtime.worker.replica_update import ReplicaGradients
 from gemini.runtime.worker.stage_shards import StageShards
 from gemini.runtime.worker.stage_state import LiveStage
 from gemini.runtime.worker.value_mailbox import count_local_readers
@@ -36,6 +37,7 @@ class InstalledProgram:
             self.numbers |= self.shards.numbers
             self.parameters += [one.leaf for one in self.shards.slices.values()]
             self.parameters += self.shards.separated
+        self.replica_gradients: ReplicaGradients | None = None  # sums of the last step, for the optimizer
         self.latest: dict[int, int] = {}  # the last stage that uses a parameter
         for number, stage in sorted(self.stages.items()):
             self.latest.update({id(parameter): number for parameter in stage.parameters})
@@ -72,6 +74,8 @@ class WorkerPlan:
         )
         self.layouts: dict[int, list[Any]] = {}  # the last layout of gradients that was sent, by its number
         self._numbers = itertools.count(1)
+        self.members = message.members
+        self.replica_gradients: ReplicaGradients | None = None  # of the last step, to be summed
         self.gradient_parts: dict[int, int] = {}  # of each gradient in the last step, by identity of the parameter
 
     def reports(self, stage: int) -> bool:

@@ -34,6 +34,7 @@ from gemini.runtime.worker.group_gradients import gather_slices
 from gemini.runtime.worker.microbatch_inputs import MicrobatchInputs
 from gemini.runtime.worker.p2p import PeerLinks, StepAborted
 from gemini.runtime.worker.program_state import InstalledProgram, WorkerPlan
+from gemini.runtime.worker.replica_update import ReplicaGradients
 from gemini.runtime.worker.side_effect_check import Refusal
 from gemini.runtime.worker.stage_state import LiveStage, MicrobatchGraph, graph_edge, save_nothing
 from gemini.runtime.worker.value_mailbox import ValueMailbox
@@ -86,7 +87,7 @@ class StepRunner:
         self.gradients: GradientBuffers | LooseGradients
         if shares:
             self.gradients = GradientBuffers(control, plan.places, plan.group_gradients())
-        elif self.program.shards is not None:
+        elif self.program.shards is not None or plan.members:
             self.gradients = LooseGradients(self.program.parameters)
         else:
             self.gradients = StreamedGradients(self.program.parameters, plan.gradient_parts, self._send_bucket)
@@ -435,6 +436,8 @@ class StepRunner:
             self.gradients.end()
             self.plan.gradient_parts = self.gradients.parts
         self.gradients.adopt(self.program.parameters)  # including those that only the loss uses
+        if self.plan.members:
+            self._retain_for_sum()
         self._sum_partial_gradients()
         gathered = self._gather_slices()
         if not any(self.plan.reports(stage) for stage in self.plan.stages):
@@ -465,6 +468,15 @@ class StepRunner:
             [number for number, _ in operand_gradients],
             self.rng_states.get(drawing[-1], b"") if drawing else b"", marshal.dumps(self.trace), tensors,
         )  # fmt: skip
+
+    def _retain_for_sum(self) -> None:
+        """Retain the gradients of the stages, which the first of the replicas reports."""
+        is_first = self.plan.place == self.plan.members[0]
+        stages = [parameter for _, stage in sorted(self.plan.stages.items()) for parameter in stage.parameters]
+        copies = not is_first and isinstance(self.gradients, GradientBuffers)
+        self.plan.replica_gradients = found = ReplicaGradients(stages, copies=copies)
+        if not is_first:
+            self.gradients.withhold(found.parameters)
 
     def _withhold(self) -> None:
         """Drop what the first shard of a group reports, where this worker has other stages alone."""

@@ -30,6 +30,8 @@ from gemini.runtime.step_messages import (
     Stages,
     Step,
     Stepped,
+    SumGradients,
+    Summed,
     Tasks,
 )
 from gemini.runtime.tracebacks import find_scope
@@ -89,6 +91,8 @@ class StepServer:
             self.peers.add(request.peer, connect_hosts(request, self.control.transport.device))
         elif isinstance(request, JoinGroup):
             return self._join(request, descriptors)
+        elif isinstance(request, SumGradients):
+            return self._sum_gradients(request)
         elif isinstance(request, Sources):
             with stub_modules(request.user_objects):
                 for path, text in request.texts.items():
@@ -123,6 +127,21 @@ class StepServer:
         self.groups[request.members] = SharedMemoryGroup(descriptor, request.rank, size, lambda: self.peers.receive(0))
         os.close(descriptor)
         return reply
+
+    def _sum_gradients(self, request: SumGradients) -> Summed:
+        """Sum the gradients of the last step with other replicas; all of them call it at once."""
+        plan = self.plans[request.key]
+        gradients, plan.replica_gradients = plan.replica_gradients, None
+        if gradients is None:
+            raise RuntimeError("there are no gradients to sum")
+        missing = gradients.sum(self.groups[plan.members])
+        if plan.place != plan.members[0]:
+            plan.program.replica_gradients = gradients
+            return Summed(request.number, [], [])
+        numbers, latest = plan.program.numbers, plan.program.latest
+        ids = [id(gradients.parameters[at]) for at in missing]
+        keys = [(numbers[one], latest.get(one, 0)) for one in ids]
+        return Summed(request.number, keys, [gradients.grads[at] for at in missing])
 
     def _register_parameters(self) -> None:
         STORE.set_parameters([parameter for one in self.programs.values() for parameter in one.parameters])

@@ -15,6 +15,7 @@ from gemini.planner.config_planner import planner_for
 from gemini.runtime.interception import dispatch
 from gemini.runtime.interception.managed_model import ManagedModel
 from gemini.runtime.pipelined.pipelined_model import PipelinedModel
+from gemini.runtime.pool.remote_worker import RemoteWorker
 from gemini.runtime.pool.worker_pool import WorkerPool
 from gemini.runtime.run_journal import get_journal
 from tests.runtime.hosts.local_host import CPU, loopback_pool
@@ -70,7 +71,7 @@ def manage(model: nn.Module, pool: WorkerPool, tmp_path: Any, **settings: Any) -
     known.record.folder = tmp_path / "failures"
     journal = known.journal = get_journal(tmp_path, True).add_model(known.name, len(pool.workers))
     known.pipelined = PipelinedModel(known, planner, journal, None)
-    known.dispatches = False
+    known.dispatches, known.replicates = False, config.data_parallel == "replicated"
     dispatch.manage(model, known)
     return known
 
@@ -78,6 +79,13 @@ def manage(model: nn.Module, pool: WorkerPool, tmp_path: Any, **settings: Any) -
 @pytest.fixture(scope="module", params=["one of two", pytest.param("both", marks=pytest.mark.slow)])
 def pool(request: pytest.FixtureRequest) -> Iterator[WorkerPool]:
     made = loopback_pool(["cpu", CPU] if request.param == "one of two" else [CPU, CPU])
+    yield made
+    made.stop()
+
+
+@pytest.fixture(scope="module")
+def replicated_pool() -> Iterator[WorkerPool]:
+    made = loopback_pool(["cpu", CPU])
     yield made
     made.stop()
 
@@ -123,6 +131,81 @@ def test_two_replicas_equal_two_micro_batches_bit_for_bit(
         manage(model, workers, tmp_path / name, replicas=2, accum_degree=2)
         found.append(train(model))
     assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
+def train_replicated(model: nn.Module, kind: str, steps: int = 8) -> list[torch.Tensor]:
+    """A script that clips, changes gradients or weights, or takes another optimizer; losses, weights, its state."""
+    torch.manual_seed(1)
+    parameters = list(model.parameters())
+    made: dict[str, Any] = {"momentum": {"lr": 1e-2, "momentum": 0.9}, "adam": {"lr": 1e-2}}
+    optimizer: Any = (
+        torch.optim.SGD(parameters, **made["momentum"])
+        if kind == "momentum"
+        else torch.optim.LBFGS(parameters, max_iter=1)
+        if kind == "closure"
+        else torch.optim.AdamW([{"params": parameters[:3]}, {"params": parameters[3:], "lr": 3e-3}], weight_decay=0.1)
+    )
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+    seen: list[torch.Tensor] = []
+    for step in range(steps):
+        tokens = torch.randint(11, (9, 5))
+
+        def compute(tokens: torch.Tensor = tokens) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
+            loss.backward()
+            seen.append(loss.detach())
+            return loss
+
+        if kind == "closure":
+            optimizer.step(compute)
+            continue
+        compute()
+        if kind == "clipped":
+            nn.utils.clip_grad_norm_(parameters, 0.05)
+        if kind == "changed gradients" and step % 2:
+            parameters[1].grad.data.mul_(0.5)  # type: ignore[union-attr]
+        optimizer.step()
+        scheduler.step()
+        if kind == "changed weights" and step in (3, 4):
+            model.load_state_dict({name: value * 0.9 for name, value in model.state_dict().items()})
+        if kind == "restored" and step == 4:
+            optimizer.load_state_dict(optimizer.state_dict())
+            next(iter(optimizer.state.values()))["exp_avg"].zero_()
+    state = [value for one in optimizer.state.values() for value in one.values() if isinstance(value, torch.Tensor)]
+    return [*seen, *state, *[p.detach().clone() for p in parameters]]
+
+
+@pytest.mark.parametrize(
+    ("kind", "limits"),  # transfers of weights at most, repeated steps at least
+    [
+        ("adam", (1, 5)),
+        ("clipped", (1, 5)),
+        pytest.param("momentum", (1, 5), marks=pytest.mark.slow),
+        ("changed gradients", (8, 1)),
+        pytest.param("changed weights", (4, 5), marks=pytest.mark.slow),
+        ("restored", (2, 5)),
+        ("closure", (8, 0)),
+    ],
+)
+def test_hosts_that_optimize_their_own_weights_compute_the_same(
+    kind: str, limits: tuple[int, int], local_pool: WorkerPool, replicated_pool: WorkerPool, tmp_path: Any
+) -> None:
+    sent, repeated = list[Any](), list[Any]()
+    (remote,) = [worker for worker in replicated_pool.workers if isinstance(worker, RemoteWorker)]
+    with pytest.MonkeyPatch.context() as patch:
+        write, update = remote._write, remote.update_weights
+        patch.setattr(remote, "_write", lambda module, places: write(module, places) or sent.extend(places[:1]))
+        patch.setattr(remote, "update_weights", lambda request: update(request) or repeated.append(request))
+        found = []
+        for workers in (replicated_pool, local_pool):
+            model = make().float()
+            settings = {"data_parallel": "replicated"} if workers is replicated_pool else {}
+            manage(model, workers, tmp_path / str(len(found)), replicas=2, accum_degree=2, **settings)
+            found.append(train_replicated(model, kind))
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+    assert len(sent) <= limits[0]
+    assert len(repeated) >= limits[1]
 
 
 class Wide(nn.Module):
