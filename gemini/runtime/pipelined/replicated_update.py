@@ -49,6 +49,17 @@ class _Delivered(NamedTuple):
 _delivered: dict[int, _Delivered] = {}  # by identity of the parameter
 
 
+def join_replicas(
+    number: int, program: StepProgram, workers: Sequence[WorkerHandle], say: Callable[[str], None]
+) -> ReplicatedUpdate | None:
+    """Return the replicas of a program, by its number; None, with a line, where there are none."""
+    members = find_members(program, workers)
+    if members:
+        return ReplicatedUpdate(number, members, workers, say)
+    say("the plan has no copies of this host's stages on other hosts")
+    return None
+
+
 def find_members(program: StepProgram, workers: Sequence[WorkerHandle]) -> dict[int, Members]:
     """Return the workers of the same stages, by worker; {} where they are not copies that begin on this host."""
     groups: dict[tuple[int, ...], list[int]] = {}

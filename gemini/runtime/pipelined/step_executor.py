@@ -35,7 +35,6 @@ from gemini.runtime.memory.shared_parameters import SharedParameters
 from gemini.runtime.pipelined.broadcast import Broadcast
 from gemini.runtime.pipelined.gradient_layout import GradientLayout, GradientOrder, sum_parts
 from gemini.runtime.pipelined.peer_mesh import connect
-from gemini.runtime.pipelined.replicated_update import ReplicatedUpdate, find_members
 from gemini.runtime.pipelined.shard_groups import dissolve_groups, find_groups, join_groups, sharded_stages
 from gemini.runtime.pipelined.step_request import (
     ExecutedStep,
@@ -69,6 +68,7 @@ from gemini.step.lower_program import Lowered, lower
 from gemini.step.worker_program import Loss, StepProgram
 
 if TYPE_CHECKING:
+    from gemini.runtime.pipelined.replicated_update import ReplicatedUpdate
     from gemini.tensor_parallel.shard_plan import ShardPlan
 
 _TRAINING, _TRAINED = attrgetter("training"), attrgetter("requires_grad")
@@ -127,13 +127,12 @@ class Executor:
         self.workers = pool.workers[: program.nworkers]
         self._broadcast = Broadcast(self.workers)
         self.number = next(_numbers)
-        members = {} if replicate is None else find_members(program, self.workers)
         self.update: ReplicatedUpdate | None = None
-        if members and replicate is not None:
-            self.update = ReplicatedUpdate(self.number, members, self.workers, replicate)
-            self._groups |= set(members.values())
-        elif replicate is not None:
-            replicate("the plan has no copies of this host's stages on other hosts")
+        if replicate is not None:
+            from gemini.runtime.pipelined import replicated_update
+
+            self.update = replicated_update.join_replicas(self.number, program, self.workers, replicate)
+            self._groups |= set() if self.update is None else {*self.update.members.values()}
         self._lowered: dict[Hashable, tuple[int, Lowered]] = {}
         self._last_kind: tuple[Loss | None, Any, tuple[int, Lowered]] | None = None
         self._parts: dict[int, _WorkerPart] = {}
