@@ -10,13 +10,13 @@ from dataclasses import dataclass
 
 from gemini.errors import UsageError
 
-# By launcher: variables of rank and number of processes, of the number on this host, and what names the job.
+# By launcher: variables of rank and number of processes, of the number on this host, and those that name the job.
 _LAUNCHERS = (
-    ("torchrun", "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID"),
-    ("horovodrun", "HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_SIZE", "HOROVOD_GLOO_RENDEZVOUS_PORT"),
-    ("mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "PMIX_NAMESPACE"),
-    ("mpiexec", "PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS", "PMI_ID"),
-    ("srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE", "SLURM_JOB_ID"),
+    ("torchrun", "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", ("TORCHELASTIC_RUN_ID",)),
+    ("horovodrun", "HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_SIZE", ("HOROVOD_GLOO_RENDEZVOUS_PORT",)),
+    ("mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", ("PMIX_NAMESPACE",)),
+    ("mpiexec", "PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS", ()),  # nothing that is equal on all hosts
+    ("srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE", ("SLURM_JOB_ID", "SLURM_STEP_ID")),
 )
 _PREFIXES = ("TORCHELASTIC_", "OMPI_", "PMI_", "PMIX_", "HOROVOD_", "MPI_LOCAL", "ROLE_", "GROUP_", "LOCAL_WORLD")
 _NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "SLURM_PROCID", "SLURM_NTASKS",
@@ -43,7 +43,8 @@ def find_node_rank(environ: Mapping[str, str] = os.environ) -> NodeRank | None:
             host, port = environ.get("MASTER_ADDR", ""), environ.get("MASTER_PORT", "")
             if not host:
                 host = _first_host(launcher, environ, is_single=environ.get(local, "").split("(")[0] == environ[count])
-            number = int(port) if port.isdigit() else 20_000 + zlib.crc32(environ.get(job, launcher).encode()) % 20_000
+            name = ".".join([launcher, *(environ.get(one, "") for one in job)])
+            number = int(port) if port.isdigit() else 20_000 + zlib.crc32(name.encode()) % 20_000
             served = environ.get("TORCHELASTIC_USE_AGENT_STORE", "") == "True"
             return NodeRank(launcher, int(environ[rank]), int(environ[count]), host, number, served)
     return None
