@@ -52,8 +52,6 @@ def divide_stages(plan: StepPlan, args: tuple[Any, ...], kwargs: dict[str, Any],
 
 
 def _find_obstacle(plan: StepPlan) -> str:
-    if plan.tail is not None:
-        return "its loss needs all samples at once"
     if plan.graph.rolled:
         return "it loops over samples"
     devices = {str(tensor.device.type) for tensor in plan.graph.bound_model().parameters()}
@@ -113,7 +111,8 @@ def _divided_patterns(plan: StepPlan, shards: ShardPlan, call: Arguments) -> tup
     except (UnsliceableRandomOp, GuardBroken) as error:
         raise UnplannableError(f"its random numbers cannot be divided: {error}") from error
     whole = tuple(tuple(one for at in nodes for one in made.get(at, ())) for nodes in plan.partition.stages)
-    if not plan.single_micro_batch_reason and _plain(whole) != _plain(plan.rng_patterns):
+    known = len(whole) if plan.tail is None else plan.nstages  # those of a tail are not sliced by samples
+    if not plan.single_micro_batch_reason and _plain(whole[:known]) != _plain(plan.rng_patterns[:known]):
         raise UnplannableError("its random numbers differ between two runs")
     return tuple(
         tuple(replace(one, shard=shards.node(at).mask) for at in nodes for one in made.get(at, ()))

@@ -138,10 +138,11 @@ def build_tail(plan: StepPlan, piped: Piped) -> Tail | None:
         if port.source in (None, stage):
             continue
         found: JoinKind | None = None
-        if not isinstance(port.value, Ref):
-            found = join_kind_of_number(port.value, interpreter)
-        elif port.value in interpreter.values:
-            kind = interpreter.values[port.value].kind
+        value = port.value if plan.local is None else plan.local.original(port.value)
+        if not isinstance(value, Ref):
+            found = join_kind_of_number(value, interpreter)
+        elif value in interpreter.values:
+            kind = interpreter.values[value].kind
             if isinstance(kind, (Shard, Replicate, Partial, WeightedPartial)):
                 # A mean becomes a sum where the loss reads it.
                 found = Partial() if isinstance(kind, WeightedPartial) else kind

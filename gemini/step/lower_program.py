@@ -102,17 +102,18 @@ class _Lowering:
         self.tail = self._add_tail() if program.tail is not None else None
 
     def _add_tail(self) -> Action:
-        """Insert the tail in the order of its worker: after all forwards, before any gradient."""
-        program, row = self.program, self.rows[self.program.tail_worker]
+        """Insert the tail in the orders of its workers: after all forwards, before any gradient."""
+        program = self.program
         stage = program.tail.stage if program.tail is not None else None
         tail = Action(program.nstages - 1 if stage is None else stage, TAIL, 0)
-        row.insert(next((at for at, action in enumerate(row) if action.btype != FORWARD), len(row)), tail)
+        for row in (self.rows[worker] for worker in program.tail_workers):
+            row.insert(next((at for at, action in enumerate(row) if action.btype != FORWARD), len(row)), tail)
         return tail
 
     def _workers(self, stage: int, mid: int) -> tuple[int, ...]:
         """Return the workers of a stage, by shard."""
         if stage == LOSS and self.tail is not None:
-            return (self.program.tail_worker,)
+            return self.program.tail_workers
         return self.program.where[self.loss_stage if stage == LOSS else stage, mid]
 
     def _peers(self, stage: int, mid: int, me: tuple[int, int]) -> list[int]:

@@ -106,9 +106,9 @@ class StepProgram:
         return len(self.interfaces) - (self.tail is not None and self.tail.stage is not None)
 
     @cached_property
-    def tail_worker(self) -> int:
-        """The worker that runs the tail: that of the last stage."""
-        return self.where[self.nstages - 1, 0][0]
+    def tail_workers(self) -> tuple[int, ...]:
+        """The workers that run the tail, by shard: those of the last stage."""
+        return self.where[self.nstages - 1, 0]
 
     @property
     def nworkers(self) -> int:
@@ -147,7 +147,7 @@ class StepProgram:
     def stages_of(self, worker: int) -> list[int]:
         """Return the stages that a worker runs."""
         found = {action.stage for action in self.orders[worker]}
-        if self.tail is not None and self.tail.stage is not None and worker == self.tail_worker:
+        if self.tail is not None and self.tail.stage is not None and worker in self.tail_workers:
             found.add(self.tail.stage)
         return sorted(found)
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import cached_property, reduce
 from typing import Any
 
 import torch
@@ -72,6 +72,19 @@ class LocalGraph:
     graph: Graph
     stages: tuple[tuple[int, ...], ...]
     node_of: Mapping[int, int]
+    moved: Mapping[int, Ref]  # by the node of a move: the value that it converts
+
+    def original(self, value: Any) -> Any:
+        """Return the value of the original graph whose version, or part, this one is; an expression of such values."""
+        if isinstance(value, Ref) and value.node in self.moved:
+            return self.moved[value.node]
+        if isinstance(value, Ref):
+            return Ref(self._sources[value.node], value.source, value.path)
+        return rewrite_refs(value, self.original) if isinstance(value, Expr) else value
+
+    @cached_property
+    def _sources(self) -> dict[int, int]:
+        return {own: node for node, own in self.node_of.items()}
 
     def collectives(self, plan: ShardPlan, needed: Collection[int]) -> list[tuple[dict[str, int], dict[str, int]]]:
         """Return the collectives of each stage on one micro-batch, forward and at most backward, by name.
@@ -124,6 +137,7 @@ class _Localizer:
         self.nodes: list[Node] = []
         self.stages: list[list[int]] = [[] for _ in range(1 + max(stage_of.values(), default=0))]
         self.node_of: dict[int, int] = {}
+        self.moved: dict[int, Ref] = {}
         self.made: dict[tuple[_Key, Layout], Ref] = {}
         self.overwritten = overwritten_values(graph)
         self.memory: dict[int, int] = {}  # of values that ops write to, and that are moved before
@@ -187,6 +201,8 @@ class _Localizer:
             found = self._add(self._conversion(MOVE, args, key[0], want, scope, grad), at)
             if isinstance(what, Ref) and what in self.overwritten:
                 self.memory[what.node] = found.node
+            if isinstance(key[0], Ref):
+                self.moved[found.node] = key[0]
         self.made[key, want] = found
         return found
 
@@ -267,7 +283,7 @@ class _Localizer:
             pins=tuple(self.node_of[node] for node in self.graph.pins),
             variants=None,
         )
-        return LocalGraph(graph, tuple(map(tuple, self.stages)), self.node_of)
+        return LocalGraph(graph, tuple(map(tuple, self.stages)), self.node_of, self.moved)
 
     def _result(self, ref: Any) -> Any:
         return self.version(ref, REPLICATE, self.stage_of.get(ref.node, 0)) if isinstance(ref, Ref) else ref
