@@ -101,7 +101,8 @@ def _graph_facts(graph: Graph) -> list[Any]:
         [(name, tuple(one.shape), str(one.dtype), one.requires_grad, first.setdefault(id(one), len(first)))
          for name, one in tensors],
         [(node.id, node.kind, node.target, node.name, node.dependencies, repr(node.mutates), node.shares, node.changes,
-          node.random, node.checkpoint, repr(node.region), repr(sorted(node.outputs.items(), key=repr)))
+          node.random, node.checkpoint, node.recomputed, repr(node.region),
+          repr(sorted(node.outputs.items(), key=repr)))
          for node in graph.nodes],
         [node_class_signature(graph, node, flow) for node in graph.compute_nodes],
     ]  # fmt: skip

@@ -35,16 +35,17 @@ def capture(
         raise CaptureError(f"capture needs an nn.Module, got {type(model).__name__}")
     names = [block if isinstance(block, str) else block.__name__ for block in _as_tuple(basic_blocks)]
     graph = _capture_once(model, args, kwargs or {}, make_leaf_policy(model, depth, basic_blocks), options)
-    graph.settings = {"depth": depth, "basic_blocks": names}
+    graph.settings = {"depth": depth, "basic_blocks": names, "opens_leaves": options.opens_leaves}
     return add_variants(graph, model)
 
 
 def add_variants(graph: Graph, model: nn.Module) -> Graph:
     """Enable a graph to capture further variants of its model with the same settings."""
     depth, blocks = graph.settings["depth"], tuple(graph.settings["basic_blocks"])
+    options = CaptureOptions(opens_leaves=graph.settings.get("opens_leaves", False))
 
     def recapture(args: Any, kwargs: Any) -> Graph:
-        return _capture_once(model, args, kwargs, make_leaf_policy(model, depth, blocks), DEFAULT_OPTIONS)
+        return _capture_once(model, args, kwargs, make_leaf_policy(model, depth, blocks), options)
 
     graph.variants = GraphVariants(model, recapture)
     graph.variants.graphs.append(graph)

@@ -36,6 +36,7 @@ def trace_again(graph: Graph, model: nn.Module, call: _Call, make: Callable[...,
     """
     saved, subject_call = ModelSnapshot(model, watch=True), ModelCall(*call)
     policy = LeafPolicy(blocks=dict(graph.blocks), call_reasons=dict(graph.calls))
+    policy.opens_leaves = graph.settings.get("opens_leaves", False)
     try:
         with saved.watch_writes():
             subject = CaptureSubject(model, subject_call, saved, find_caches(model))

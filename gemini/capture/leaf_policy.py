@@ -41,7 +41,7 @@ class LeafPolicy:
     host_rng_modules: dict[str, str] = field(
         default_factory=dict
     )  # modules whose Python uses Python's or NumPy's generator
-    opens_leaves: bool = False  # open modules without children, except simple layers of torch.nn
+    opens_leaves: bool = False  # open checkpoints, and modules without children, except simple layers of torch.nn
     released: set[str] = field(default_factory=set)  # functions that were opaque and are traced again
 
     @property
@@ -78,7 +78,7 @@ class LeafPolicy:
             return "module", ""
         if self.depth is not None and depth >= self.depth:
             return "block", f"depth {self.depth}"
-        if checkpoint:
+        if checkpoint:  # none where the insides of checkpoints are recorded
             return "block", "checkpointed"
         if isinstance(module, torch.jit.ScriptModule) or type(module).__module__.startswith("torch._dynamo"):
             return "block", "compiled"

@@ -72,6 +72,7 @@ class OpaqueCallRecorder(TraceState):
     checkpoint = ""
     saw_checkpoint = False
     recomputed = range(0)  # the nodes of the last checkpoint that the open module has made
+    checkpoints = 0  # whose inside is recorded, so far
     failed: tuple[str, ...] = ()  # the innermost open modules when the model raised
     caches: tuple[Any, ...] = ()  # memoized functions of the model's code
 
@@ -118,7 +119,7 @@ class OpaqueCallRecorder(TraceState):
     def _is_one_checkpoint(self, begin: int) -> bool:
         """Return whether all nodes of the open module, several of them, are inside one checkpoint of the module."""
         ran = [node.id for node in self.nodes[begin:] if not node.is_source]
-        return len(ran) > 1 and all(at in self.recomputed for at in ran)
+        return not self.leaf_policy.opens_leaves and len(ran) > 1 and all(at in self.recomputed for at in ran)
 
     def on_set(self, module: nn.Module, name: str, value: Any) -> None:  # noqa: ARG002
         """Record an attribute write of the glue."""
@@ -167,12 +168,16 @@ class OpaqueCallRecorder(TraceState):
     def on_checkpoint(self, kind: str) -> Iterator[None]:
         """Mark the code in the block as checkpointed by the model."""
         outer, self.checkpoint, self.saw_checkpoint = self.checkpoint, kind, True
-        begin = len(self.nodes)
+        begin, around = len(self.nodes), self.recomputation
         if self.leaf is not None:
             self.leaf.checkpoint = kind
+        elif self.leaf_policy.opens_leaves and not self.busy:
+            self.checkpoint = ""
+            self.checkpoints = self.recomputation = self.checkpoints + 1
         try:
             yield
         finally:
+            self.recomputation = around
             self.checkpoint, self.recomputed = outer, range(begin, len(self.nodes))
 
     # ── one opaque call ────────────────────────────────────────────────────────────────────────────────────────

@@ -14,7 +14,7 @@ class CaptureOptions:
     `batch`: the sample dimensions of the inputs; None: found by experiment. A few samples may not show them.
     `repeats`: where the call is one micro-batch, the number of copies of it that make up the batch it is compared with
     (`gemini.capture.sample_loops`); 0: loops over samples are not searched for.
-    `opens_leaves`: modules without children are opened, except layers of torch.nn.
+    `opens_leaves`: modules without children are opened, except layers of torch.nn, and activation checkpoints.
     """
 
     batch: BatchLayout | None = None

@@ -51,6 +51,8 @@ class EscapedTensor:
 class TraceState:
     """Nodes, guards and origins of one traced run."""
 
+    recomputation = 0  # the number of the checkpoint whose inside is being recorded; 0: none
+
     def __init__(self, model: nn.Module, leaf_policy: LeafPolicy) -> None:
         self.model, self.leaf_policy = model, leaf_policy
         self.model_index = ModelIndex(model)
@@ -147,6 +149,7 @@ class TraceState:
             region=Region.current(),
             scope=tuple(self.scope),
             line=source_line(),
+            recomputed=self.recomputation,
         )
 
     def append(self, node: Node, made: list[tuple[Path, torch.Tensor]], from_weights: bool) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 from gemini.codegen.block_headers import base_region, contexts, loop_header, repeat_header
 from gemini.codegen.comments import Paragraph
 from gemini.codegen.liveness import STRIDE, Liveness
+from gemini.codegen.recomputed_parts import PartInterface, group_by_checkpoint, may_run_twice, part_lines
 from gemini.codegen.stage_statements import Item, Loop, StageStatement
 from gemini.codegen.statements import Statements
 from gemini.codegen.value_names import scope_word, unique
@@ -43,13 +44,44 @@ class ForwardBody:
         self.appended: dict[
             int, list[tuple[str, Ref]]
         ] = {}  # values that are appended to lists, by the node that makes them
+        self.retained: set[str] = set()  # names that the current part returns
 
     def write(self, items: list[Item]) -> list[str]:
         """Return the lines of the body, indented relative to it."""
         ends = [_position(item) for item in items[1:]] + [self.liveness.last] * bool(items)
-        for region, group in _group_by_region(zip(items, ends, strict=True), self._region):
-            self._group(region, list(group))
+        for number, placed in group_by_checkpoint([*zip(items, ends, strict=True)]):
+            with self._part([item for item, _ in placed] if number else [], ""):
+                for region, group in _group_by_region(placed, self._region):
+                    self._group(region, list(group))
         return self.lines
+
+    @contextmanager
+    def _part(self, run: list[Item], space: str) -> Iterator[None]:
+        """Write the statements of one activation checkpoint inside, which backward recomputes; none: write plainly."""
+        inside = [item for item in run if isinstance(item, StageStatement)]
+        nodes = [step.node for item in inside for step in item.steps if step.node is not None]
+        if not nodes or not may_run_twice(self.graph, nodes, self.statements.shares):
+            yield
+            return
+        self._blank()
+        begin, appended = len(self.lines), {node.id: self.appended.pop(node.id, []) for node in nodes}
+        places = self.statements.bindings.places
+        kept = [places[value][0] for found in appended.values() for _, value in found if value in places]
+        interface = PartInterface(inside, self.liveness, kept)
+        self.retained = set(interface.outputs)
+        yield
+        self.retained = set()
+        body, self.lines[begin:] = self.lines[begin:], []
+        name = unique("recomputed", self.statements.write.taken)
+        checkpoint = self.statements.imports.name("torch.utils.checkpoint", "checkpoint")
+        names = self.statements.paths.local.values()
+        is_random = any(node.random for node in nodes)
+        self.lines += part_lines(interface, body, space, names, name, checkpoint, is_random)
+        for found in appended.values():
+            self.lines += [f"{space}{listed}.append({self.statements.value(value)})" for listed, value in found]
+        if interface.dead and interface.end < self.liveness.last - STRIDE:
+            self.lines += [f"{space}del {row}" for row in _rows(sorted(interface.dead))]
+        self._blank()
 
     def _region(self, item: Item) -> Region | None:
         """Return the region of an item, if it differs from that of the call; of a loop, if it is uniform."""
@@ -136,7 +168,7 @@ class ForwardBody:
             latest = spans.latest(following)
             if latest is None or not start <= latest[1] < following:
                 continue  # not set yet, or needed again
-            if name not in self.numbers and not spans.begins_in(following, until):
+            if name not in self.numbers | self.retained and not spans.begins_in(following, until):
                 dead.add(name)
         if dead:
             self.lines += [f"{space}del {part}" for part in _rows(sorted(dead))]
@@ -182,10 +214,12 @@ class ForwardBody:
     def _turn(self, loop: Loop, space: str, region: Region | None) -> None:
         """Write the body of a loop, in regions where they differ from that around the loop."""
         ends = [*(statement.position for statement in loop.body[1:]), loop.end]
-        for inner, group in _group_by_region(zip(loop.body, ends, strict=True), self._region):
-            run = list(group)
-            at = space if inner == region else self._enter(inner, space)
-            self._paragraphs([statement for statement, _ in run], at, run[-1][1], loop)
+        for number, placed in group_by_checkpoint([*zip(loop.body, ends, strict=True)]):
+            with self._part([statement for statement, _ in placed] if number else [], space):
+                for inner, group in _group_by_region(placed, self._region):
+                    run = list(group)
+                    at = space if inner == region else self._enter(inner, space)
+                    self._paragraphs([statement for statement, _ in run], at, run[-1][1], loop)
 
     def _blank(self) -> None:
         if self.lines and self.lines[-1] not in ("", self.header) and not self.lines[-1].endswith(":"):

@@ -121,7 +121,7 @@ class Folding:
     def _reads_well(self, inner: StageStep, outer: StageStep) -> bool:
         """Return whether the model's code nests the two, or at least has no name for the inner one."""
         one, other = inner.node, outer.node
-        if one is None or other is None or one.region != other.region:
+        if one is None or other is None or (one.region, one.recomputed) != (other.region, other.recomputed):
             return False
         statement = self.namer.statement(one)
         if statement is not None and statement is self.namer.statement(other):

@@ -102,7 +102,7 @@ class LoopFinder:
             return False
         found = dict(starts)
         for left, right in zip(one.steps, other.steps, strict=True):
-            if self.shape(left, one) != self.shape(right, other):
+            if self.shape(left, one) != self.shape(right, other) or _share_checkpoint(left, right):
                 return False
             for a, b in zip(read_refs(left), read_refs(right), strict=True):
                 carried = one.place(b)
@@ -156,7 +156,15 @@ class LoopFinder:
         if node.id in self.apart:
             return f"a node like no other: {node.id}"
         target = self._access_text(node.target, unit, self.paths.module) if node.kind in MODULES else node.target
-        facts = (node.kind, target, plain.node.args, plain.node.kwargs, node.region, node.checkpoint)
+        facts = (
+            node.kind,
+            target,
+            plain.node.args,
+            plain.node.kwargs,
+            node.region,
+            node.checkpoint,
+            node.recomputed > 0,
+        )
         made = [(source, path) for source, path in node.outputs if source != "inner"]
         inner = len(node.outputs) - len(made)
         return repr((*facts, node.out_spec, made, inner, len(node.mutates), needs_output_check(self.graph, node)))
@@ -233,3 +241,8 @@ class LoopFinder:
 
     def _ref(self, unit: LoopTurnSteps, place: Place) -> Ref:
         return Ref(self._id(unit, place[0]), place[1], place[2])
+
+
+def _share_checkpoint(one: StageStep, other: StageStep) -> bool:
+    """Return whether two steps are in one activation checkpoint, which a loop would cut into one per iteration."""
+    return one.node is not None and other.node is not None and 0 < one.node.recomputed == other.node.recomputed

@@ -74,6 +74,7 @@ class Node:
     changes: tuple[str, ...] = ()  # modules whose state its run changes: batch statistics, counters, caches
     random: bool = False
     checkpoint: str = ""  # how the original recomputes it: "" | "reentrant" | "saved"; after "own " its forward does
+    recomputed: int = 0  # the number of the checkpoint that it ran in, where the inside of this is recorded
     reason: str = ""  # why a block is a block
     role: str = ""  # in a rolled graph: its role for the whole batch (`gemini.capture.sample_loops`)
 

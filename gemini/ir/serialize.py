@@ -23,7 +23,8 @@ from gemini.ir.node import Guard, Node, TensorMeta
 from gemini.ir.validity import Validity, describe_state
 
 VERSION = 5
-_PLAIN_FIELDS = ("id", "kind", "name", "target", "line", "cls", "random", "checkpoint", "reason", "role")
+_PLAIN_FIELDS = ("id", "kind", "name", "target", "line", "cls", "random", "checkpoint", "recomputed", "reason",
+                 "role")  # fmt: skip
 _UNREADABLE = (OSError, ValueError, KeyError, TypeError, IndexError, ImportError, AttributeError, RecursionError,
                SafetensorError)  # fmt: skip
 

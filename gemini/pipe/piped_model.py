@@ -69,8 +69,14 @@ class Piped:
 
     def with_graph(self, graph: Graph) -> Piped:
         """Return the same stages for a graph that differs from this one in sizes alone."""
+        other = self.with_call_guard(graph)
+        other.graph = graph
+        return other
+
+    def with_call_guard(self, graph: Graph) -> Piped:
+        """Return the same stages for the calls of a graph that differs from the guarded one in sizes alone."""
         other = copy.copy(self)
-        other.graph, other.call_guard = graph, self.call_guard.with_graph(graph)
+        other.call_guard = self.call_guard.with_graph(graph)
         return other
 
     # ── artifacts ────────────────────────────────────────────────────────────────────────────────────────────

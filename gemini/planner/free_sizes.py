@@ -114,3 +114,19 @@ class FreeSizes:
 def apply_rules(rules: Sequence[SizeRule], values: Sequence[int]) -> Shape:
     """Return the shape for these free sizes."""
     return tuple(rule.at(values) for rule in rules)
+
+
+def resize_strides(before: Sequence[int], strides: Sequence[int], shape: Sequence[int]) -> tuple[int, ...] | None:
+    """Return the strides of a dense tensor whose dimensions have the same order in memory; None for others."""
+    order = sorted(range(len(before)), key=lambda at: (-strides[at], at))
+    if _dense(before, order) != tuple(strides):
+        return None
+    return _dense(shape, order)
+
+
+def _dense(shape: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
+    found, step = [0] * len(shape), 1
+    for at in reversed(order):
+        found[at] = step
+        step *= max(shape[at], 1)
+    return tuple(found)

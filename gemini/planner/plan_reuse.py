@@ -43,7 +43,7 @@ def describe_nodes(graph: Graph) -> Hashable:
     return tuple(
         (
             (node.kind, node.target, node.name, tuple(node.dependencies), tuple(node.mutates)),
-            (node.checkpoint, node.random),
+            (node.checkpoint, node.recomputed, node.random),
             tuple((key, meta.dtype, meta.requires_grad) for key, meta in node.outputs.items()),
         )
         for node in graph.nodes

@@ -29,7 +29,9 @@ from gemini.planner.microbatch_split import slice_call
 from gemini.planner.plan_reuse import is_comparable, work_ratio
 from gemini.planner.resize_check import find_resize_fault
 from gemini.planner.rng_analysis import StagePatterns
-from gemini.planner.step_plan import StepPlan, UnplannableError
+from gemini.planner.shard_sizes import share_layouts
+from gemini.planner.sized_graph import UnknownStrides, at_samples
+from gemini.planner.step_plan import ONE_MICRO_BATCH, StepPlan, UnplannableError
 from gemini.random_numbers.rng_recorder import RandomOpPattern
 
 _log = logging.getLogger(__name__)
@@ -68,16 +70,24 @@ class PlanPair:
         """Return the pair of two plans, for calls with tensors of these shapes; None where they differ otherwise."""
         if not (_may_resize(first) and _may_resize(second)) or not _have_same_steps(first, second):
             return None
+        if first.shards is not None or second.shards is not None:
+            divided = share_layouts(second, first)
+            if divided is None:
+                return None
+            second = divided
         free = FreeSizes.between(shapes, other_shapes, first.batch.dims)
-        if free is None or not _have_same_graphs(first.graph, second.graph):
+        if free is None:
             return None
         try:
-            metas = _meta_rules(first.graph, second.graph, free)
+            other = at_samples(second.graph, first.graph.batch_size) if _is_whole(first) else second.graph
+            if not _have_same_graphs(first.graph, other):
+                return None
+            metas = _meta_rules(first.graph, other, free)
             patterns = tuple(
                 tuple(_pattern_rules(one, other, free) for one, other in zip(stage, also, strict=True))
                 for stage, also in zip(first.rng_patterns, second.rng_patterns, strict=True)
             )
-        except (_NoRule, ValueError):  # another number of random ops
+        except (_NoRule, UnknownStrides, ValueError):  # another number of random ops
             return None
         if first.build().sources != second.build().sources:
             return None
@@ -139,16 +149,21 @@ class _NoRule(Exception):
 def _may_resize(plan: StepPlan) -> bool:
     """Return whether a plan is of the kind that is resized: micro-batches without a tail or branches on numbers."""
     return (
-        not plan.single_micro_batch_reason
+        (not plan.single_micro_batch_reason or _is_whole(plan))
         and plan.tail is None
         and plan.branches is None
         and plan.resized_from is None
-        and plan.shards is None
         and plan.program is None
         and not plan.graph.rolled
         and not plan.uses_host_rng
         and plan.graph.validity is not None
     )
+
+
+def _is_whole(plan: StepPlan) -> bool:
+    """Return whether a plan for shards has one micro-batch, as requested, of a known number of samples."""
+    is_requested = plan.shards is not None and plan.single_micro_batch_reason == ONE_MICRO_BATCH
+    return is_requested and plan.graph.batch_size is not None
 
 
 def _have_same_steps(one: StepPlan, other: StepPlan) -> bool:
@@ -239,11 +254,13 @@ def _prove_again(
     from gemini.batch_analysis.graph_analysis import find_size_branch, prove_graph
 
     graph, first = plan.graph, plan.forms
-    part = slice_call(*call, plan.batch, 0, graph.batch_size or 1)
+    part = slice_call(*call, plan.batch, 0, min(graph.batch_size or 1, samples))
     held = graph.validity
     assert held is not None
     graph.validity = Validity(signature_of(bind(model, *part)), held.batch, held.region, held.glue)
     graph.validity.fingerprint = held.fingerprint
+    if _is_whole(plan):  # every stage processes all samples: there is nothing to prove
+        return plan
     with torch.random.fork_rng(devices=[]):
         forms = prove_graph(
             graph, *part, first.least, micro_batch_statistics=first.interpreter.micro_batch_statistics, memo=leaves

@@ -13,11 +13,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from gemini.errors import GenerateError, PartitionError, ShardingError
+from gemini.ir.call_binding import ModelCall
 from gemini.ir.interpreter import GuardBroken
 from gemini.planner.buffer_writes import find_written_buffers
 from gemini.planner.microbatch_split import slice_call
 from gemini.planner.rng_analysis import record_node_rng
 from gemini.planner.shard_memory import add_shard_memory
+from gemini.planner.shard_sizes import Patterns, find_layouts, slice_patterns
 from gemini.planner.step_plan import StepPlan, UnplannableError
 from gemini.random_numbers.random_ops import UnsliceableRandomOp
 from gemini.random_numbers.rng_recorder import RandomOpPattern, match_patterns
@@ -61,11 +63,14 @@ def _find_obstacle(plan: StepPlan) -> str:
 def _divide(plan: StepPlan, call: Arguments, request: PlanRequest) -> StepPlan:
     size = max(request.shards, group_size(plan.schedule))
     options = ShardOptions(dim=request.sharding_dim, overrides=read_overrides(request.sharding_overrides))
-    shards = plan_shards(plan.graph, size, options, single=_single_nodes(plan))
+    known, varying = find_layouts(plan, request.earlier_plans, size)
+    shards = known or plan_shards(plan.graph, size, options, single=_single_nodes(plan), whole=varying)
     if not shards.sharded_share and not plan.has_groups:
         why = "".join(f" ({op.name}: {op.reason})" for op in shards.replicated[:1])
         raise ShardingError(f"none of its parameters can be divided{why}")
-    patterns = _divided_patterns(plan, shards, call)
+    plan = replace(plan, node_rng=record_divided_rng(plan, call))
+    patterns = slice_patterns(plan, shards)
+    _check_patterns(plan, patterns)
     analysis = add_shard_memory(plan, shards)
     exchanges_ms = _exchanges_ms(shards, plan.micro_batches) / plan.nstages
     analysis = replace(analysis, step_ms=analysis.step_ms * _work_share(plan, shards) + exchanges_ms)
@@ -98,27 +103,28 @@ def _exchanges_ms(shards: ShardPlan, micro_batches: int) -> float:
     )
 
 
-def _divided_patterns(plan: StepPlan, shards: ShardPlan, call: Arguments) -> tuple[tuple[RandomOpPattern, ...], ...]:
-    """Return the random numbers of every stage, with the slice that a shard uses."""
+def record_divided_rng(plan: StepPlan, call: Arguments) -> dict[int, tuple[RandomOpPattern, ...]]:
+    """Return the random numbers of every node, as a call shows them."""
     if not any(node.random for node in plan.graph.nodes):
-        return plan.rng_patterns
-    piped, size = plan.build(), plan.batch.size
+        return {}
+    size = plan.batch.count_samples(ModelCall(*call).tensors) or 1
     more, fewer = (3, 2) if size > 2 else (2, 1) if size == 2 else (1, 1)
     calls = [call if size == 1 else slice_call(*call, plan.batch, 0, count) for count in (more, fewer)]
+    piped = plan.build() if plan.shards is None else replace(plan, shards=None, resized_from=None, _built={}).build()
     try:
         first, second = (record_node_rng(piped, one) for one in calls)
-        made = {at: match_patterns(found, more, second[at], fewer) for at, found in first.items()}
+        return {at: tuple(match_patterns(found, more, second[at], fewer)) for at, found in first.items()}
     except (UnsliceableRandomOp, GuardBroken) as error:
         raise UnplannableError(f"its random numbers cannot be divided: {error}") from error
-    whole = tuple(tuple(one for at in nodes for one in made.get(at, ())) for nodes in plan.partition.stages)
-    known = len(whole) if plan.tail is None else plan.nstages  # those of a tail are not sliced by samples
-    if not plan.single_micro_batch_reason and _plain(whole[:known]) != _plain(plan.rng_patterns[:known]):
+
+
+def _check_patterns(plan: StepPlan, patterns: Patterns) -> None:
+    known = len(patterns) if plan.tail is None else plan.nstages  # those of a tail are not sliced by samples
+    if plan.node_rng and not plan.single_micro_batch_reason and (
+        _plain(patterns[:known]) != _plain(plan.rng_patterns[:known])
+    ):  # fmt: skip
         raise UnplannableError("its random numbers differ between two runs")
-    return tuple(
-        tuple(replace(one, shard=shards.node(at).mask) for at in nodes for one in made.get(at, ()))
-        for nodes in plan.partition.stages
-    )
 
 
-def _plain(patterns: tuple[tuple[RandomOpPattern, ...], ...]) -> list[list[Any]]:
+def _plain(patterns: Patterns) -> list[list[Any]]:
     return [[(one.name, one.shape, one.dim, one.factor) for one in stage] for stage in patterns]

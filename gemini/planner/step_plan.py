@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -71,6 +71,7 @@ class StepPlan:
     recompute: bool = False  # stages recompute their activations in backward, to save memory
     is_cached: bool = False  # from the cache of an earlier run
     shards: ShardPlan | None = None  # how the shards of every stage divide it; None: each stage is on one worker
+    node_rng: Mapping[int, tuple[RandomOpPattern, ...]] = field(default_factory=dict)  # of divided stages, by node
     unsharded_reason: str = ""  # why stages are not divided, where that was requested
     measured: MeasuredSteps | None = None  # after some steps
     resized_from: StepPlan | None = None  # the plan for another size whose stages it runs
@@ -136,7 +137,9 @@ class StepPlan:
         """Return the live stages; values at the nodes `shares` are multiplied by the weight of the micro-batch."""
         wanted = frozenset(shares)
         if wanted not in self._built and self.resized_from is not None:
-            self._built[wanted] = self.resized_from.build(wanted).with_graph(self.graph)
+            built = self.resized_from.build(wanted)
+            same = self.shards is None  # local ops do not run in the controller
+            self._built[wanted] = built.with_graph(self.graph) if same else built.with_call_guard(self.graph)
         if wanted not in self._built:
             from gemini.pipe.piped_model import build_piped
             from gemini.pipe.stage_guards import CallGuard

@@ -27,6 +27,7 @@ from gemini.capture.batch_dim import BatchLayout
 from gemini.ir.graph import Graph
 from gemini.parallel_program.program_files import StepFacts
 from gemini.planner.buffer_writes import check_attribute_writes, find_written_buffers
+from gemini.planner.checkpoint_costs import add_recomputation
 from gemini.planner.contention import Contention
 from gemini.planner.microbatch_capture import MicroBatch, prove_micro_batch
 from gemini.planner.microbatch_split import find_batch_dims
@@ -337,7 +338,7 @@ def profile_micro_batch(
             found = estimate_worker_costs(found, graph, request)
         else:  # all workers share one device, and processes take turns on it
             found = Contention(request.workers, request.workers).slow_down(found)
-    return scale_to_batch(_add_missing_backward(found, graph), parts)
+    return scale_to_batch(add_recomputation(_add_missing_backward(found, graph), graph), parts)
 
 
 def _is_on_cpu(graph: Graph) -> bool:

@@ -138,6 +138,7 @@ class _Localizer:
         self.stages: list[list[int]] = [[] for _ in range(1 + max(stage_of.values(), default=0))]
         self.node_of: dict[int, int] = {}
         self.moved: dict[int, Ref] = {}
+        self.recomputed = 0  # the checkpoint of the node that is converted
         self.made: dict[tuple[_Key, Layout], Ref] = {}
         self.overwritten = overwritten_values(graph)
         self.memory: dict[int, int] = {}  # of values that ops write to, and that are moved before
@@ -241,7 +242,7 @@ class _Localizer:
         name = what if isinstance(what, str) else self.graph.nodes[what.node].name
         return Node(
             0, "op", f"{name} → {target.rpartition('.')[2]}", target, SequenceForm(tuple, args), EMPTY_KWARGS,
-            region=None if maker is None else maker.region, scope=scope,
+            region=None if maker is None else maker.region, scope=scope, recomputed=self.recomputed,
             outputs={("ret", ()): replace(local, requires_grad=grad)},
         )  # fmt: skip
 
@@ -269,9 +270,10 @@ class _Localizer:
         guards: list[Guard] = []
         at_position = self.graph.guards_at()
         for node in self.graph.nodes:
+            self.recomputed = node.recomputed
             guards += self._guards(at_position.get(node.id, ()))
             self._node(node)
-        end = len(self.graph.nodes)
+        end, self.recomputed = len(self.graph.nodes), 0
         guards += self._guards(guard for at, found in sorted(at_position.items()) if at >= end for guard in found)
         result = rewrite_refs(self.graph.result, self._result, lambda number: self._number(number, 0))
         graph = replace(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,10 +32,11 @@ class TensorPort:
     grad: bool
     batch_dim: int | None
     dynamic_dims: tuple[int, ...] = ()
+    whole_dims: frozenset[int] = frozenset()
 
     def is_divisible(self, dim: int) -> bool:
-        """Whether shards may divide a dimension: it counts no samples, and contents do not decide its size."""
-        return dim != self.batch_dim and dim not in self.dynamic_dims
+        """Whether shards may divide a dimension: it counts no samples, and its size is that of all calls."""
+        return dim != self.batch_dim and dim not in self.dynamic_dims and dim not in self.whole_dims
 
     @property
     def fixed_shape(self) -> tuple[int, ...]:
@@ -98,12 +99,15 @@ def _fill(template: Any, values: dict[int, TensorValue]) -> Any:
     return template
 
 
-def node_call(graph: Graph, node: Node, grads: Collection[Ref]) -> NodeCall:
-    """Return a node as an op on its ports; `grads` are the values with gradients."""
+def node_call(
+    graph: Graph, node: Node, grads: Collection[Ref], whole: Mapping[Ref, frozenset[int]] | None = None
+) -> NodeCall:
+    """Return a node as an op on its ports; `grads` are the values with gradients, `whole` dimensions to leave whole."""
 
-    def facts(ref: Ref) -> tuple[tuple[int, ...], torch.dtype, bool, int | None, tuple[int, ...]]:
+    def facts(ref: Ref) -> tuple[Any, ...]:
         meta = graph.meta(ref)
-        return meta.shape, getattr(torch, meta.dtype), ref in grads, meta.batch_dim, meta.dynamic_dims
+        varying = (whole or {}).get(ref, frozenset())
+        return meta.shape, getattr(torch, meta.dtype), ref in grads, meta.batch_dim, meta.dynamic_dims, varying
 
     made_refs = [Ref(node.id, source, path) for source, path in node.outputs]
     results = tuple(ResultPort(*facts(ref), ref) for ref in made_refs)

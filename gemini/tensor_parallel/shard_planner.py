@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -62,11 +62,15 @@ def plan_shards(
     costs: ShardCosts | None = None,
     *,
     single: Collection[int] = (),
+    whole: Mapping[Ref, frozenset[int]] | None = None,
 ) -> ShardPlan:
-    """Return the fastest plan for `size` shards that meets the options; the nodes `single` run on one worker each."""
+    """Return the fastest plan for `size` shards that meets the options.
+
+    The nodes `single` run on one worker each; the dimensions `whole` of values are not divided.
+    """
     if type(size) is not int or size < 1:
         raise ShardingError(f"sharding_size = {size!r} is no number of shards\n    → give 1 or more")
-    planner = _Planner(graph, size, options or ShardOptions(), costs or ShardCosts(), single)
+    planner = _Planner(graph, size, options or ShardOptions(), costs or ShardCosts(), single, whole)
     plan = planner.plan()
     check_plan(plan, graph)
     return plan
@@ -90,13 +94,14 @@ class _Tensor:
 class _Planner:
     """The planning of one graph."""
 
-    def __init__(
-        self, graph: Graph, size: int, options: ShardOptions, costs: ShardCosts, single: Collection[int] = ()
-    ) -> None:
+    def __init__(  # noqa: PLR0917
+        self, graph: Graph, size: int, options: ShardOptions, costs: ShardCosts, single: Collection[int],
+        whole: Mapping[Ref, frozenset[int]] | None,
+    ) -> None:  # fmt: skip
         self.graph, self.size, self.options, self.costs, self.single = graph, size, options, costs, single
         self.started = time.perf_counter()
         self.grads = values_with_gradients(graph)
-        self.calls = [node_call(graph, node, self.grads) for node in graph.nodes]
+        self.calls = [node_call(graph, node, self.grads, whole) for node in graph.nodes]
         self.choices = ScopeChoices(graph, options)
         for call in self.calls:
             self.choices.add(call)
@@ -392,7 +397,8 @@ def _counted_values(graph: Graph) -> set[Ref]:
 def _signature(call: NodeCall) -> object:
     """Return a key that is equal for nodes with equal strategies."""
     node: Node = call.node
-    ports = tuple((port.fixed_shape, port.dtype, port.grad, port.batch_dim) for port in (*call.inputs, *call.results))
+    ports = tuple((port.fixed_shape, port.dtype, port.grad, port.batch_dim, port.whole_dims)
+                  for port in (*call.inputs, *call.results))  # fmt: skip
     args = call.args
     if call.name == "getitem" and type(args[1]) is int:
         args = (args[0], 0)  # layouts do not depend on which entry it is

@@ -133,7 +133,7 @@ def _combinations(call: NodeCall, space: StrategySpace, units: int) -> Iterator[
 
 
 def _by_shape(call: NodeCall, options: list[list[Layout]]) -> Iterator[tuple[Layout, ...]]:
-    shapes = [(port.shape, port.batch_dim, port.dynamic_dims) for port in call.inputs]
+    shapes = [(port.shape, port.batch_dim, port.dynamic_dims, port.whole_dims) for port in call.inputs]
     kinds = list(dict.fromkeys(shapes))
     for layouts in itertools.islice(itertools.product(*(options[shapes.index(kind)] for kind in kinds)), _MOST):
         if not all(isinstance(layout, Replicate) for layout in layouts):

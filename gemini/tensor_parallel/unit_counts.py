@@ -15,7 +15,7 @@ def uneven_units(tensors: Sequence[nn.Parameter], calls: Sequence[NodeCall], siz
     """Return numbers of units that shards do not divide: of heads, or rows of a vocabulary, if much depends on them."""
     odd = {dim for one in tensors for dim in one.shape}
     odd |= {dim for call in calls for port in call.results for at, dim in enumerate(port.shape)
-            if port.grad and len(port.shape) > 3 and at != port.batch_dim}  # fmt: skip
+            if port.grad and len(port.shape) > 3 and port.is_divisible(at)}  # fmt: skip
     whole = sum(one.nbytes for one in tensors)
     found: dict[int, int] = {}
     for dim in odd:

@@ -18,6 +18,7 @@ from gemini.batch_analysis.loss_tape import Meta, Tape
 from gemini.ir.call_binding import ModelCall
 from gemini.ir.graph import Graph
 from gemini.ir.pytree import Literal, Number, Ref, leaves
+from gemini.planner.free_sizes import resize_strides
 from gemini.planner.plan_reuse import describe_nodes
 from gemini.planner.resized_plan import PlanPair
 from gemini.runtime.deferred.contract import OutputSpec
@@ -48,10 +49,10 @@ class SizeFamily:
         if self.is_fixed:
             return None
         shapes = [tuple(tensor.shape) for tensor in call.tensors]
-        # Layouts on shards hold for the sizes that they were planned for.
-        plans = [kind for kind in kinds if kind.plan is not None and kind.plan.shards is None]
-        own = [kind for kind in plans if kind.origin is None][-_PAIRED:]
+        own = [kind for kind in kinds if kind.plan is not None and kind.origin is None][-_PAIRED:]
         for one, other in combinations(own, 2):
+            if other.plan is not None and other.plan.shards is not None:
+                one, other = other, one  # the layouts of a later plan leave whole what varies
             pair = self._pair(one, other)
             plan = None if pair is None else pair.resize(model, *call.with_tensors(call.tensors), shapes)
             if pair is None or plan is None or not plan.can_split(plan.batch.size, micro_batches):
@@ -165,23 +166,7 @@ def _resize_meta(meta: Meta, graph: Graph, ref: Ref, samples: int) -> Meta | Non
     shape = list(value.shape)
     if value.batch_dim is not None:
         shape[value.batch_dim] = samples * value.batch_factor
-    strides = None if meta.strides is None else _resize_strides(meta.shape, meta.strides, shape)
+    strides = None if meta.strides is None else resize_strides(meta.shape, meta.strides, shape)
     if meta.strides is not None and strides is None:
         return None
     return replace(meta, shape=tuple(shape), strides=strides)
-
-
-def _resize_strides(before: Sequence[int], strides: Sequence[int], shape: Sequence[int]) -> tuple[int, ...] | None:
-    """Return the strides of a dense tensor whose dimensions have the same order in memory; None for others."""
-    order = sorted(range(len(before)), key=lambda at: (-strides[at], at))
-    if _dense(before, order) != tuple(strides):
-        return None
-    return _dense(shape, order)
-
-
-def _dense(shape: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
-    found, step = [0] * len(shape), 1
-    for at in reversed(order):
-        found[at] = step
-        step *= max(shape[at], 1)
-    return tuple(found)
