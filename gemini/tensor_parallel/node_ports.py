@@ -104,13 +104,13 @@ def node_call(
 ) -> NodeCall:
     """Return a node as an op on its ports; `grads` are the values with gradients, `whole` dimensions to leave whole."""
 
-    def facts(ref: Ref) -> tuple[Any, ...]:
+    def facts(ref: Ref) -> tuple[tuple[int, ...], torch.dtype, bool, int | None, tuple[int, ...], frozenset[int]]:
         meta = graph.meta(ref)
         varying = (whole or {}).get(ref, frozenset())
         return meta.shape, getattr(torch, meta.dtype), ref in grads, meta.batch_dim, meta.dynamic_dims, varying
 
     made_refs = [Ref(node.id, source, path) for source, path in node.outputs]
-    results = tuple(ResultPort(*facts(ref), ref) for ref in made_refs)
+    results = tuple(ResultPort(*facts(ref), ref=ref) for ref in made_refs)
     if node.is_source:
         return NodeCall(node, (), results)
     forms = [leaf for form in (node.args, node.kwargs) for leaf in leaves(form)]
@@ -118,7 +118,7 @@ def node_call(
     typed = _read_for_type(node, read)
     objects = {ref for ref in read if (ref.source, ref.path) not in graph.nodes[ref.node].outputs}
     read = [ref for ref in read if ref not in typed and ref not in objects]
-    ports = [Port(*facts(ref), ref) for ref in read]
+    ports = [Port(*facts(ref), key=ref) for ref in read]
     made = NodeCall(node, tuple(ports), results)
     slots: dict[Ref, Any] = {ref: _Slot(at) for at, ref in enumerate(read)}
     slots |= {ref: TensorValue(str(ref), Replicate(), *facts(ref)[:2]) for ref in typed}
