@@ -63,16 +63,16 @@ class ShardGroup(ABC):
         """Return the largest value of all shards, elementwise."""
 
     @abstractmethod
-    def all_gather(self, x: torch.Tensor, layout: Shard) -> torch.Tensor:
-        """Return the whole of the slices of all shards."""
+    def all_gather(self, x: torch.Tensor, layout: Shard, units: int = 0) -> torch.Tensor:
+        """Return the whole of all slices; `units` of the dimension, where shards have different numbers."""
 
     @abstractmethod
     def reduce_scatter(self, x: torch.Tensor, layout: Shard) -> torch.Tensor:
         """Return this shard's slice of the sum over all shards."""
 
     @abstractmethod
-    def all_to_all(self, x: torch.Tensor, have: Shard, want: Shard) -> torch.Tensor:
-        """Return this shard's slice in another layout."""
+    def all_to_all(self, x: torch.Tensor, have: Shard, want: Shard, units: int = 0) -> torch.Tensor:
+        """Return this shard's slice in another layout; `units` of the dimension that was divided."""
 
     def counted(self) -> Counter[str]:
         """Return the collectives so far by the names of plans, in which a maximum is an all-reduce."""
@@ -122,7 +122,7 @@ class ExchangeGroup(ShardGroup):
             torch.maximum(found, part, out=found)
         return found
 
-    def all_gather(self, x: torch.Tensor, layout: Shard) -> torch.Tensor:
+    def all_gather(self, x: torch.Tensor, layout: Shard, units: int = 0) -> torch.Tensor:  # noqa: ARG002
         """Return the whole of the slices of all shards."""
         return join_shards(self.exchange(x, ALL_GATHER, self.size), layout)
 
@@ -131,7 +131,7 @@ class ExchangeGroup(ShardGroup):
         parts = self.exchange(x, REDUCE_SCATTER)
         return sum_in_order([take_shard(part, layout, self.size, self.rank) for part in parts])
 
-    def all_to_all(self, x: torch.Tensor, have: Shard, want: Shard) -> torch.Tensor:
+    def all_to_all(self, x: torch.Tensor, have: Shard, want: Shard, units: int = 0) -> torch.Tensor:  # noqa: ARG002
         """Return this shard's slice in another layout."""
         parts = self.exchange(x, ALL_TO_ALL, self.size)
         if have.dim == want.dim:

@@ -68,7 +68,7 @@ def convert(x: torch.Tensor, have: Plain, want: Plain, group: ShardGroup, units:
     if isinstance(have, Shard):
         if isinstance(want, Partial):
             return _pad(x, have, group, units)
-        return group.all_to_all(x, have, want) if isinstance(want, Shard) else group.all_gather(x, have)
+        return group.all_to_all(x, have, want, units) if isinstance(want, Shard) else group.all_gather(x, have, units)
     if isinstance(want, Shard):
         return take_shard(x, want, group.size, group.rank).contiguous()
     return x if group.rank == 0 else torch.zeros_like(x)

@@ -9,9 +9,11 @@ import torch
 import torch.distributed as dist
 
 from gemini.collectives.hosts_group import HostsGroup
-from gemini.collectives.shard_group import GroupLostError
+from gemini.collectives.native_group import NativeGroup, join_process_group
+from gemini.collectives.shard_group import CollectiveMismatchError, GroupLostError
 from gemini.collectives.shared_memory_group import SharedMemoryGroup, allocate_group
 from gemini.collectives.thread_group import run_shards
+from gemini.errors import WorkerError
 from gemini.tensor_parallel.layouts import Shard
 
 pytestmark = pytest.mark.dist
@@ -26,7 +28,8 @@ def collectives(group):
         found += [group.all_reduce(x), group.maximum(x), group.all_reduce(x.bfloat16())]
     x = torch.randn(12, 6, generator=generator)
     found.append(group.reduce_scatter(x, Shard(0, 2)))
-    found.append(group.all_gather(torch.randn(5 - group.rank, 3, generator=generator), Shard(0)))
+    units = 2 * group.size + 1
+    found.append(group.all_gather(torch.randn(3 - (group.rank > 0), 3, generator=generator), Shard(0), units))
     found.append(group.all_gather(x.t() > 0, Shard(0)))
     rows = 12 // group.size
     found.append(group.all_to_all(torch.randn(rows, 12, generator=generator), Shard(0), Shard(1, 1, 3)))
@@ -73,11 +76,41 @@ def test_gloo(size, tmp_path):
     compare(in_processes(size, over_gloo, tmp_path / "store"), size)
 
 
-def compare(found, size):
+def over_native_gloo(rank, size, path):
+    """The code that runs over NCCL on GPUs, over gloo."""
+    store = dist.FileStore(str(path), size)
+    group = NativeGroup(dist.ProcessGroupGloo(store, rank, size), rank, size, torch.device("cpu"))
+    group.barrier()
+    found = [one.float().numpy() for one in collectives(group)]
+    group.count("another", torch.ones(rank + 1, 1))  # only its name and type count
+    group.barrier()
+    group.count(f"of shard {rank}", torch.ones(1))
+    try:
+        group.barrier()
+    except CollectiveMismatchError:
+        return found
+    return []
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_native_collectives(size, tmp_path):
+    compare(in_processes(size, over_native_gloo, tmp_path / "store"), size, rtol=1e-5)
+
+
+def test_the_device_decides_about_the_library(tmp_path):
+    store = dist.FileStore(str(tmp_path / "store"), 1)
+    assert isinstance(join_process_group(store, 0, 1, "127.0.0.1", 60, torch.device("cpu")), HostsGroup)
+    if not dist.is_nccl_available():
+        with pytest.raises(WorkerError, match=r"no NCCL(?s:.*)name CPUs in device_mapping"):
+            join_process_group(store, 0, 1, "127.0.0.1", 60, torch.device("cuda"))
+
+
+def compare(found, size, rtol=0.0):
     expected = run_shards(size, collectives)
     for mine, reference in zip(found, expected, strict=True):
         for one, other in zip(mine, reference, strict=True):
-            assert torch.equal(torch.from_numpy(one), other.float())
+            close = 0.02 if rtol and other.dtype is torch.bfloat16 else rtol
+            torch.testing.assert_close(torch.from_numpy(one), other.float(), rtol=close, atol=close)
 
 
 def wait_for_the_lost(rank, size, descriptor):

@@ -10,7 +10,8 @@ from typing import Any
 
 from gemini.batch_analysis.microbatch_join import PARTS, combine_parts
 from gemini.capture import torch_flags
-from gemini.collectives.hosts_group import HostsGroup
+from gemini.collectives.native_group import join_process_group
+from gemini.collectives.shard_group import ShardGroup
 from gemini.collectives.shared_memory_group import SharedMemoryGroup, allocate_group
 from gemini.malloc import keep_freed_memory, trim
 from gemini.pipe.live_stages import load_module
@@ -62,7 +63,7 @@ class StepServer:
         self.programs: dict[int, InstalledProgram] = {}
         self.plans: dict[int, WorkerPlan] = {}
         self.outputs: dict[int, dict[str, dict[int, Any]]] = {}  # by step
-        self.groups: dict[tuple[int, ...], SharedMemoryGroup | HostsGroup] = {}  # by the workers that are their shards
+        self.groups: dict[tuple[int, ...], ShardGroup] = {}  # by the workers that are their shards
         self._group_memory: dict[tuple[int, ...], int] = {}
         self.last: tuple[int, StepBackup] | None = None  # the last step, which may still be undone
         split_backward_ops.install()
@@ -112,7 +113,10 @@ class StepServer:
         reply: Done | Joined = Done(request.number)
         if request.meeting is not None:
             store = MeetingPoint(*request.meeting).join(request.seconds)
-            self.groups[request.members] = HostsGroup(store, request.rank, size, request.host, request.seconds)
+            device = self.control.transport.device.where
+            self.groups[request.members] = join_process_group(
+                store, request.rank, size, request.host, request.seconds, device
+            )
             return reply
         if descriptors:
             (descriptor,) = descriptors

@@ -1,5 +1,6 @@
 """Steps on shards equal those of one device: losses, gradients and weights, with dropout."""
 
+import copy
 import os
 import signal
 import time
@@ -8,9 +9,11 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 import gemini
 from gemini import GeminiConfig
+from gemini.capture import entry
 from gemini.errors import GeminiError, WorkerError
 from gemini.runtime.interception import dispatch
 from gemini.schedule.composer import Composer
@@ -45,6 +48,26 @@ class Mixer(nn.Module):
         if self.training:
             self.seen += 1
         return self.head(x + self.drop(self.down(F.gelu(self.up(x)))))
+
+
+class Checkpointed(Mixer):
+    """Attention, and the layers after it, in activation checkpoints."""
+
+    def __init__(self, **options) -> None:
+        super().__init__(**options)
+        self.more = nn.ModuleList(nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Dropout(0.2), nn.Linear(32, 16))
+                                  for _ in range(4))  # fmt: skip
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        def attend(x: torch.Tensor) -> torch.Tensor:
+            q, k, v = (layer(x).view(*ids.shape, 4, 4).transpose(1, 2) for layer in (self.q, self.k, self.v))
+            mixed = F.scaled_dot_product_attention(q, k, v, dropout_p=0.1, is_causal=True)
+            return self.norm(x + self.drop(self.o(mixed.transpose(1, 2).flatten(2))))
+
+        x = checkpoint(attend, self.embed(ids), use_reentrant=False)
+        for layer in self.more:
+            x = x + checkpoint(layer, x, use_reentrant=False)
+        return self.head(x)
 
 
 def train(model, steps=4, config=None, make=torch.optim.AdamW, clip=0.0):
@@ -103,6 +126,86 @@ def test_blocks_on_several_workers_run_on_shards(name, tmp_path):
         torch.testing.assert_close(found[1][key], value, rtol=1e-9, atol=1e-11, msg=key)
     assert found[2] == wanted[2]
     assert "some of 2 shards" in dispatch.find_managed(model).journal.plan
+
+
+@pytest.mark.parametrize("config", [{**SHARDS, "accum_degree": 2}, pytest.param(HYBRID, marks=pytest.mark.slow)],
+                         ids=str)  # fmt: skip
+def test_checkpoints_are_divided_and_recomputed(config):
+    """Their insides are divided, and run again in backward with the same masks and collectives."""
+    torch.manual_seed(0)
+    model = Checkpointed().double()
+    wanted = train(copy.deepcopy(model))
+    found = train(model, config=config)
+    assert found[0] == pytest.approx(wanted[0], rel=1e-10)
+    for key, value in wanted[1].items():
+        torch.testing.assert_close(found[1][key], value, rtol=1e-9, atol=1e-11, msg=key)
+    assert found[2] == wanted[2]
+    plan = dispatch.find_managed(model).journal.plan
+    assert float(plan.partition("% of parameter")[0].rpartition(" ")[2]) > 90
+    source = "".join(sources_of(model))
+    assert "checkpoint(recomputed, layer, x, use_reentrant=False)" in source
+    assert "def recomputed(x):" in source
+
+
+def sources_of(model):
+    """The generated stages of the plan of a model."""
+    (kind,) = [kind for kinds in dispatch.find_managed(model).pipelined.plans.kinds.values() for kind in kinds]
+    return kind.plan.build(kind.shares).sources.values()
+
+
+@pytest.mark.parametrize("config", [HYBRID, pytest.param({**SHARDS, "accum_degree": 4}, marks=pytest.mark.slow)],
+                         ids=str)  # fmt: skip
+def test_losses_over_the_whole_batch(config):
+    """Samples are compared in the loss, which all shards of the last stage compute after all forwards."""
+    results = []
+    for settings in (None, config):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 64), nn.GELU(), nn.Dropout(0.2), nn.Linear(64, 32), nn.Tanh(),
+                              nn.Linear(32, 16)).double()  # fmt: skip
+        if settings is not None:
+            gemini.compile(model, GeminiConfig(**settings, strict=True))
+        torch.manual_seed(3)
+        for _ in range(4):
+            model.zero_grad()
+            made = model(torch.randn(8, 8).double())
+            loss = torch.cdist(made, made).mean() + made.std(0).mean()
+            loss.backward()
+        results.append([loss.detach(), *(one.grad for one in model.parameters())])
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(other, one, rtol=1e-10, atol=1e-12)
+    plan = dispatch.find_managed(model).journal.plan
+    assert "2 shards" in plan
+    assert "the loss on the whole batch" in plan
+
+
+LENGTHS = (12, 9, 17, 6, 21, 10, 14, 7, 16, 23, 11, 13)
+SAMPLES = (8, 8, 7, 8, 5, 8, 6, 8, 9, 8, 7, 8)
+
+
+@pytest.mark.parametrize("config", [SHARDS, pytest.param(HYBRID, marks=pytest.mark.slow)], ids=str)
+def test_one_plan_serves_all_lengths(config, monkeypatch):
+    """A new length in every step, and another number of samples: two captures, then the same installed stages."""
+    captures = []
+    once = entry._capture_once
+    monkeypatch.setattr(entry, "_capture_once", lambda *given: captures.append(1) or once(*given))
+    results = []
+    for settings in (None, config):
+        model = build()
+        if settings is not None:
+            gemini.compile(model, GeminiConfig(**settings, strict=True))
+        torch.manual_seed(3)
+        optimizer, losses = torch.optim.AdamW(model.parameters(), 1e-2), []
+        for length, samples in zip(LENGTHS, SAMPLES, strict=True):
+            ids = torch.randint(24, (samples, length))
+            loss = F.cross_entropy(model(ids).flatten(0, 1), ids.flatten())
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        results.append(losses)
+    assert results[1] == pytest.approx(results[0], rel=1e-9)
+    assert len(captures) <= 2
+    assert dispatch.find_managed(model).journal.steps["overlapped"] >= 9
 
 
 def test_scopes_are_overridden():
