@@ -15,7 +15,7 @@ from gemini.codegen.source_names import ModelSources, outermost, target_names
 from gemini.ir.graph import Graph
 from gemini.ir.node import MODULES, Node
 from gemini.ir.pytree import Path, Ref
-from gemini.tensor_parallel.local_graph import MOVE
+from gemini.tensor_parallel.divided_graph import MOVE
 
 RESERVED = frozenset(
     {*dir(builtins), *keyword.kwlist, *keyword.softkwlist, "self", "model", "torch", "nn", "F", "np", "math", "Tensor"}

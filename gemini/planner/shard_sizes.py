@@ -11,12 +11,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import torch
-
 from gemini.errors import ShardingError
 from gemini.ir.pytree import Ref
 from gemini.planner.plan_reuse import describe_nodes
 from gemini.tensor_parallel.layouts import Shard
+from gemini.tensor_parallel.node_ports import value_bytes
 from gemini.tensor_parallel.plan_check import check_plan
 
 if TYPE_CHECKING:
@@ -64,7 +63,7 @@ def resize_shards(shards: ShardPlan, graph: Graph, varying: VaryingDims) -> Shar
     pairs = (pair for one in shards.nodes for pair in (*one.inputs, *one.outputs))
     if any(isinstance(layout, Shard) and layout.dim in varying.get(ref, ()) for ref, layout in pairs):
         return None
-    sizes = tuple((ref, _bytes(graph, ref)) for ref, _ in shards.bytes)
+    sizes = tuple((ref, value_bytes(graph, ref)) for ref, _ in shards.bytes)
     resized = replace(shards, bytes=sizes)
     try:
         check_plan(resized, graph)
@@ -101,8 +100,3 @@ def _trains_same(shards: ShardPlan, graph: Graph) -> bool:
     return all(
         name in held and held[name].requires_grad == one.trainable for one in shards.tensors for name in one.names
     )
-
-
-def _bytes(graph: Graph, ref: Ref) -> int:
-    meta = graph.meta(ref)
-    return meta.numel * int(getattr(torch, meta.dtype).itemsize)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from gemini.random_numbers.random_branches import RandomBranches
     from gemini.random_numbers.rng_recorder import RandomOpPattern
     from gemini.schedule.schedplan import SchedPlan
-    from gemini.tensor_parallel.local_graph import LocalGraph
+    from gemini.tensor_parallel.divided_graph import LocalGraph
     from gemini.tensor_parallel.shard_plan import ShardPlan
 
 

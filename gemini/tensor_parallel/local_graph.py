@@ -16,10 +16,10 @@ several groups has one dimension more (`parameter_slice`), which the graph flatt
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from functools import cached_property, reduce
+from dataclasses import replace
+from functools import reduce
 from typing import Any
 
 import torch
@@ -30,6 +30,7 @@ from gemini.ir.graph import Graph
 from gemini.ir.node import EMPTY_KWARGS, MODULES, Guard, Node, TensorMeta
 from gemini.ir.pytree import Literal, MappingForm, Number, Path, Ref, SequenceForm
 from gemini.ir.symint import ARITHMETIC, Expr
+from gemini.tensor_parallel.divided_graph import MOVE, LocalGraph
 from gemini.tensor_parallel.divided_sizes import divide_size
 from gemini.tensor_parallel.layer_functions import layer_function
 from gemini.tensor_parallel.layouts import (
@@ -38,7 +39,6 @@ from gemini.tensor_parallel.layouts import (
     Replicate,
     Shard,
     local_size,
-    move_collectives,
     unit_count,
     unit_range,
     value_part,
@@ -51,64 +51,16 @@ from gemini.tensor_parallel.shard_plan import (
     SAME,
     VOCABULARY_CROSS_ENTROPY,
     VOCABULARY_EMBEDDING,
-    InnerCollective,
     NodeShards,
     ShardPlan,
 )
 
-MOVE = "gemini.collectives.value_moves.move"
 _VOCABULARY = {
     VOCABULARY_EMBEDDING: "gemini.collectives.vocabulary_ops.vocabulary_embedding",
     VOCABULARY_CROSS_ENTROPY: "gemini.collectives.vocabulary_ops.vocabulary_cross_entropy",
 }
 
 _Key = tuple[Ref | str, int]  # a value or the first name of a parameter, and the stage: -1 where stages share versions
-
-
-@dataclass(frozen=True)
-class LocalGraph:
-    """The graph of a shard, its nodes by stage, and the local node of each original one."""
-
-    graph: Graph
-    stages: tuple[tuple[int, ...], ...]
-    node_of: Mapping[int, int]
-    moved: Mapping[int, Ref]  # by the node of a move: the value that it converts
-
-    def original(self, value: Any) -> Any:
-        """Return the value of the original graph whose version, or part, this one is; an expression of such values."""
-        if isinstance(value, Ref) and value.node in self.moved:
-            return self.moved[value.node]
-        if isinstance(value, Ref):
-            return Ref(self._sources[value.node], value.source, value.path)
-        return rewrite_refs(value, self.original) if isinstance(value, Expr) else value
-
-    @cached_property
-    def _sources(self) -> dict[int, int]:
-        return {own: node for node, own in self.node_of.items()}
-
-    def collectives(self, plan: ShardPlan, needed: Collection[int]) -> list[tuple[dict[str, int], dict[str, int]]]:
-        """Return the collectives of each stage on one micro-batch, forward and at most backward, by name.
-
-        `needed` are the nodes of which a stage has code.
-        """
-        inner = {self.node_of[one.node]: one.collectives for one in plan.nodes if one.collectives}
-        return [self._count([at for at in stage if at in needed], inner) for stage in self.stages]
-
-    def _count(
-        self, stage: Iterable[int], inner: Mapping[int, tuple[InnerCollective, ...]]
-    ) -> tuple[dict[str, int], dict[str, int]]:
-        forward, backward = Counter[str](), Counter[str]()
-        for at in stage:
-            node = self.graph.nodes[at]
-            if node.target == MOVE:
-                have, want = (form.value for form in node.args.items[1:3])  # type: ignore[union-attr]
-                names = move_collectives(have, want, self.graph.meta(Ref(at)).requires_grad)
-                forward[names[0]] += 1
-                backward[names[1]] += 1
-            for one in inner.get(at, ()):
-                (forward if one.phase == "forward" else backward)[one.name] += one.times
-        del forward[""], backward[""]
-        return dict(forward), dict(backward)
 
 
 def local_graph(graph: Graph, plan: ShardPlan, stage_of: Mapping[int, int], single: Collection[int] = ()) -> LocalGraph:

@@ -80,6 +80,15 @@ class NodeCall:
         args, kwargs = _fill(self.args, values), _fill(self.kwargs, values)
         return ShardQuery(self.name, args, kwargs, units, results, False, random=self.node.random)
 
+    def signature(self) -> object:
+        """Return a key that is equal for nodes with equal strategies."""
+        ports = tuple((port.fixed_shape, port.dtype, port.grad, port.batch_dim, port.whole_dims)
+                      for port in (*self.inputs, *self.results))  # fmt: skip
+        args, node = self.args, self.node
+        if self.name == "getitem" and type(args[1]) is int:
+            args = (args[0], 0)  # layouts do not depend on which entry it is
+        return (self.name, self.refusal, repr(args), repr(self.kwargs), self.places, ports, node.random, node.kind)
+
 
 @dataclass(frozen=True)
 class _Slot:
@@ -283,3 +292,9 @@ def _number(graph: Graph, form: Any) -> Any:
         return evaluate(form.expr, read)
     except (LookupError, TypeError, ValueError, ArithmeticError):
         return UnknownNumber()
+
+
+def value_bytes(graph: Graph, ref: Ref) -> int:
+    """Return the bytes of a value, as captured."""
+    meta = graph.meta(ref)
+    return meta.numel * int(getattr(torch, meta.dtype).itemsize)

@@ -13,12 +13,10 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
-import torch
 from torch import nn
 
 from gemini.errors import ShardingError
 from gemini.ir.graph import Graph
-from gemini.ir.node import Node
 from gemini.ir.pytree import Number, Ref, expr_refs, leaves
 from gemini.ir.symint import Expr
 from gemini.tensor_parallel.layout_classes import layout_classes
@@ -37,6 +35,7 @@ from gemini.tensor_parallel.node_ports import (
     NodeCall,
     node_call,
     overwritten_values,
+    value_bytes,
     values_with_gradients,
     written_values,
 )
@@ -95,8 +94,8 @@ class _Planner:
     """The planning of one graph."""
 
     def __init__(  # noqa: PLR0917
-        self, graph: Graph, size: int, options: ShardOptions, costs: ShardCosts, single: Collection[int],
-        whole: Mapping[Ref, frozenset[int]] | None,
+        self, graph: Graph, size: int, options: ShardOptions, costs: ShardCosts, single: Collection[int] = (),
+        whole: Mapping[Ref, frozenset[int]] | None = None,
     ) -> None:  # fmt: skip
         self.graph, self.size, self.options, self.costs, self.single = graph, size, options, costs, single
         self.started = time.perf_counter()
@@ -152,7 +151,7 @@ class _Planner:
             for node in nodes:
                 if not self.calls[node].node.is_source:
                     call = self.calls[node]
-                    alike[_signature(call), self.choices.choice(call), node in self.single].append(node)
+                    alike[call.signature(), self.choices.choice(call), node in self.single].append(node)
             yield from alike.items()
 
     # ── problem ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -202,7 +201,7 @@ class _Planner:
             problem.add_value(maker, readers, self._value_cost(ref, times, *key[2]))
 
     def _value_cost(self, ref: Ref, times: int, pinned: bool, result: bool, counted: bool) -> Cost:
-        size, grad = _bytes_of(self.graph, ref), ref in self.grads
+        size, grad = value_bytes(self.graph, ref), ref in self.grads
 
         def cost(have: Layout, wanted: frozenset[Layout]) -> float:
             if counted and isinstance(have, (Shard, Partial)):
@@ -321,7 +320,7 @@ class _Planner:
                                one.tensor.requires_grad, bool(one.uses)) for one in self.tensors),
             tuple((Ref(node.id), REPLICATE) for node in graph.nodes if node.kind == "input"),
             tuple(results),
-            tuple((ref, _bytes_of(graph, ref)) for ref in values),
+            tuple((ref, value_bytes(graph, ref)) for ref in values),
             self.grads,
             tuple(self._replicated(chosen)),
         )  # fmt: skip
@@ -376,11 +375,6 @@ def _storable(wanted: frozenset[Layout], one: _Tensor) -> list[Layout]:
     return [REPLICATE, PARTIAL_GRAD, *sorted((one for one in wanted if isinstance(one, Shard)), key=repr)]
 
 
-def _bytes_of(graph: Graph, ref: Ref) -> int:
-    meta = graph.meta(ref)
-    return meta.numel * int(getattr(torch, meta.dtype).itemsize)
-
-
 def _counted_values(graph: Graph) -> set[Ref]:
     """Return the values of which the model's Python reads contents: as a number, or to branch."""
     forms = [leaf for node in graph.nodes for form in (node.args, node.kwargs) for leaf in leaves(form)]
@@ -392,14 +386,3 @@ def _counted_values(graph: Graph) -> set[Ref]:
             exprs += [part for part in expr.operands if isinstance(part, Expr)]
             found.update(ref for part in expr.operands if not isinstance(part, Expr) for ref in expr_refs(part))
     return found
-
-
-def _signature(call: NodeCall) -> object:
-    """Return a key that is equal for nodes with equal strategies."""
-    node: Node = call.node
-    ports = tuple((port.fixed_shape, port.dtype, port.grad, port.batch_dim, port.whole_dims)
-                  for port in (*call.inputs, *call.results))  # fmt: skip
-    args = call.args
-    if call.name == "getitem" and type(args[1]) is int:
-        args = (args[0], 0)  # layouts do not depend on which entry it is
-    return (call.name, call.refusal, repr(args), repr(call.kwargs), call.places, ports, node.random, node.kind)
