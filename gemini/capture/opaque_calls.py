@@ -173,7 +173,8 @@ class OpaqueCallRecorder(TraceState):
             self.leaf.checkpoint = kind
         elif self.leaf_policy.opens_leaves and not self.busy:
             self.checkpoint = ""
-            self.checkpoints = self.recomputation = self.checkpoints + 1
+            if not around:  # the inside of one in another is recomputed with that
+                self.checkpoints = self.recomputation = self.checkpoints + 1
         try:
             yield
         finally:
