@@ -30,6 +30,7 @@ from gemini.launcher.auto_verdicts import Verdicts
 from gemini.launcher.model_discovery import ReplacementCall
 from gemini.launcher.own_time import OwnTime
 from gemini.launcher.policy import ForcedPolicy
+from gemini.planner.step_plan import UnplannableError
 
 if TYPE_CHECKING:
     from gemini.planner.step_plan import StepPlan
@@ -77,6 +78,7 @@ class Trial:
     ms: float = 0.0  # of the timed calls, including backward
     wall_ms: float = 0.0
     least_ms: float | None = None  # the shortest possible step with workers
+    first: StepPlan | None = None  # of a pipeline, whose costs the search uses
     plan: StepPlan | None = None
     planning_ms: float = 0.0
     config: GeminiConfig | None = None  # that the search has chosen
@@ -203,9 +205,18 @@ class AutoPolicy(ForcedPolicy):
     def _plan_trial(self, model: nn.Module, trial: Trial, args: Any, kwargs: Any) -> bool | None:
         began = time.perf_counter()
         is_first = trial.config is None
-        plan = self._plan(model, args, kwargs, trial.step_ms, trial.config or self.config)
+        try:
+            plan = self._plan(model, args, kwargs, trial.step_ms, trial.config or self.config)
+            if trial.first is not None and plan.unsharded_reason:
+                raise UnplannableError(plan.unsharded_reason)
+        except UnplannableError as error:
+            if trial.first is None:
+                raise
+            reason = str(error).partition("\n")[0]
+            trial.choice = [*trial.choice, f"{trial.config.mode if trial.config else ''} has no plan: {reason}"]
+            plan, trial.config = trial.first, self.config
         if is_first:
-            trial.config = self._search(plan, trial)
+            trial.first, trial.config = plan, self._search(plan, trial)
         trial.planning_ms += (time.perf_counter() - began) * 1e3
         if is_first and trial.config != self.config:
             return None  # the plan of the choice is the next phase

@@ -67,6 +67,7 @@ class JoinGroup(NamedTuple):
     host: str = ""  # the address on which this shard listens
     meeting: tuple[str, int, str] | None = None
     seconds: float = 0.0
+    device: str = "cpu"  # where the values are that a group with a meeting exchanges
 
 
 class Joined(NamedTuple):

@@ -33,14 +33,17 @@ Members = tuple[int, ...]
 _joined: weakref.WeakKeyDictionary[WorkerPool, set[Members]] = weakref.WeakKeyDictionary()
 
 
-def join_groups(pool: WorkerPool, groups: Iterable[Members]) -> None:
-    """Make workers members of groups that they are not in yet."""
+def join_groups(pool: WorkerPool, groups: Iterable[Members], *, of_shards: bool = True) -> None:
+    """Make workers members of groups that they are not in yet.
+
+    Shards on several hosts exchange values on their devices; replicas exchange gradients in memory of the hosts.
+    """
     known = _joined.setdefault(pool, set())
     for members in sorted(set(groups) - known):
         workers = [pool.workers[place] for place in members]
         hosts = {worker.host for worker in workers}
         if len(hosts) > 1:
-            _join_hosts(pool, members, workers)
+            _join_hosts(pool, members, workers, of_shards=of_shards)
         elif hosts == {""}:
             _join_here(pool, members, workers)
         else:
@@ -72,13 +75,22 @@ def _join_there(members: Members, workers: list[WorkerHandle]) -> None:
         _check(worker, worker.ask(request, "join a group"), Done)
 
 
-def _join_hosts(pool: WorkerPool, members: Members, workers: list[WorkerHandle]) -> None:
+def _join_hosts(pool: WorkerPool, members: Members, workers: list[WorkerHandle], *, of_shards: bool) -> None:
     """Make workers of several hosts a group: all of them meet at once."""
     assert pool.cluster is not None
     (host, port, prefix), own = pool.cluster.meeting(), pool.cluster.host
     seconds = max(START_TIMEOUT, *(worker.timeout for worker in workers))
     requests = {
-        worker: JoinGroup(worker.next_number(), members, rank, "", worker.host or own, (host, port, prefix), seconds)
+        worker: JoinGroup(
+            worker.next_number(),
+            members,
+            rank,
+            "",
+            worker.host or own,
+            (host, port, prefix),
+            seconds,
+            str(worker.device.where) if of_shards else "cpu",
+        )
         for rank, worker in enumerate(workers)
     }
     replies = Broadcast(workers).ask(

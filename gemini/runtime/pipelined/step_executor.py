@@ -264,7 +264,7 @@ class Executor:
             self._check_frozen()
         is_known = self._refresh_stages(request.state)
         kind, step = self._kind(request.loss, request.rng_patterns), next(_numbers)
-        join_groups(self.pool, self._groups)
+        join_groups(self.pool, self._groups, of_shards=self.shard_plan is not None)
         region = _encode_region(request.region)
         if self.update is not None:
             self.update.compare_weights()

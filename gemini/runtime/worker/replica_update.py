@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.nn.utils import clip_grad
 
-from gemini.collectives.shard_group import ExchangeGroup
+from gemini.collectives.shard_group import ExchangeGroup, ShardGroup
 from gemini.runtime.step_messages import UpdateWeights
 
 _BUCKET = 32 << 20  # bytes
@@ -30,8 +30,9 @@ class ReplicaGradients:
         grads = [one.grad for one in self.parameters]
         self.grads = [grad.clone() if copies and grad is not None else grad for grad in grads]
 
-    def sum(self, group: ExchangeGroup) -> list[int]:
+    def sum(self, group: ShardGroup) -> list[int]:
         """Sum the gradients over a group; return the places of those that this replica had none of."""
+        assert isinstance(group, ExchangeGroup)
         own = torch.tensor([grad is not None for grad in self.grads], dtype=torch.uint8)
         flags = torch.stack([one.clone() for one in group.exchange(own, _FLAGS)]).amax(0).tolist()
         missing = [at for at, has in enumerate(flags) if has and self.grads[at] is None]

@@ -8,6 +8,8 @@ import socket
 import sys
 from typing import Any
 
+import torch
+
 from gemini.batch_analysis.microbatch_join import PARTS, combine_parts
 from gemini.capture import torch_flags
 from gemini.collectives.native_group import join_process_group
@@ -113,9 +115,8 @@ class StepServer:
         reply: Done | Joined = Done(request.number)
         if request.meeting is not None:
             store = MeetingPoint(*request.meeting).join(request.seconds)
-            device = self.control.transport.device.where
             self.groups[request.members] = join_process_group(
-                store, request.rank, size, request.host, request.seconds, device
+                store, request.rank, size, request.host, request.seconds, torch.device(request.device)
             )
             return reply
         if descriptors:
