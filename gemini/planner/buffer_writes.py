@@ -90,7 +90,7 @@ def _check_order(plan: StepPlan, averages: set[str]) -> None:
     """Raise UnplannableError where a stage with running averages does not run the micro-batches in order."""
     if not averages:
         return
-    if any(node.checkpoint for node in plan.graph.nodes):
+    if any(node.checkpoint or node.recomputed for node in plan.graph.nodes):
         raise UnplannableError("statistics per micro-batch and activation checkpoints cannot be combined")
     for device in range(plan.schedule.ndevs):
         seen: dict[int | None, int] = {}

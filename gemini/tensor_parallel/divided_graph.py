@@ -42,7 +42,7 @@ class LocalGraph:
     def collectives(self, plan: ShardPlan, needed: Collection[int]) -> list[tuple[dict[str, int], dict[str, int]]]:
         """Return the collectives of each stage on one micro-batch, forward and at most backward, by name.
 
-        `needed` are the nodes of which a stage has code.
+        A backward repeats those of recomputed nodes, as far as it needs their results. `needed` are the nodes of which a stage has code.
         """
         inner = {self.node_of[one.node]: one.collectives for one in plan.nodes if one.collectives}
         return [self._count([at for at in stage if at in needed], inner) for stage in self.stages]
@@ -58,7 +58,10 @@ class LocalGraph:
                 names = move_collectives(have, want, self.graph.meta(Ref(at)).requires_grad)
                 forward[names[0]] += 1
                 backward[names[1]] += 1
+                backward[names[0]] += node.recomputed > 0
             for one in inner.get(at, ()):
                 (forward if one.phase == "forward" else backward)[one.name] += one.times
+                if node.recomputed and one.phase == "forward":
+                    backward[one.name] += one.times
         del forward[""], backward[""]
         return dict(forward), dict(backward)

@@ -161,14 +161,11 @@ class StageShards:
 
     @contextmanager
     def check_backward(self, stage: int, group: ShardGroup | None) -> Iterator[None]:
-        """Run the backward of a stage inside; raises where it runs more collectives than planned.
-
-        A checkpoint inside repeats some of the forward.
-        """
+        """Run the backward of a stage inside; raises where it runs more collectives than planned."""
         before = Counter[str]() if group is None else group.counted()
         yield
         if group is not None:
-            found, planned = group.counted() - before, self._planned(stage, 0) + self._planned(stage, 1)
+            found, planned = group.counted() - before, self._planned(stage, 1)
             if found - planned:
                 raise CollectiveMismatchError(f"backward of stage {stage}: {_text(found)}, planned {_text(planned)}")
 
