@@ -42,8 +42,8 @@ class LocalGraph:
     def collectives(self, plan: ShardPlan, needed: Collection[int]) -> list[tuple[dict[str, int], dict[str, int]]]:
         """Return the collectives of each stage on one micro-batch, forward and at most backward, by name.
 
-        A backward repeats those of recomputed nodes, as far as it needs their results. `needed` are the nodes of which a
-        stage has code.
+        A backward repeats those of recomputed nodes, as far as it needs their results. `needed` are the nodes of which
+        a stage has code.
         """
         inner = {self.node_of[one.node]: one.collectives for one in plan.nodes if one.collectives}
         return [self._count([at for at in stage if at in needed], inner) for stage in self.stages]
