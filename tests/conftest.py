@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -117,9 +118,16 @@ def _marker(item: pytest.Item) -> str:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give every test exactly one of the three markers."""
+    """Give every test exactly one of the three markers, and `slow` to the cases that `sampled` leaves out."""
+    cases: Counter[str] = Counter()
     for item in items:
         item.add_marker(_marker(item))
+        sampled = item.get_closest_marker("sampled")
+        if sampled is not None and item.get_closest_marker("slow") is None:
+            test = item.nodeid.partition("[")[0]
+            if cases[test] % sampled.args[0]:
+                item.add_marker("slow")
+            cases[test] += 1
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""The policy of `gemini compile`: it writes the plans and stages that its first steps use.
+"""The policy of `gemini compile`: it writes the plans and stages of a program's first steps.
 
 The program ends when an optimizer is about to make one step more than requested. The first two calls of a model run in
 this process, its plan from the third on. A program without optimizer of PyTorch runs to its end.

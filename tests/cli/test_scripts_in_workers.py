@@ -99,6 +99,7 @@ def test_a_corrupted_plan_is_found_before_it_counts(folder: Path, monkeypatch: p
     assert "is not equal to its rerun" in explained.stdout
 
 
+@pytest.mark.slow
 def test_strict_ends_the_run_at_a_corrupted_plan(folder: Path) -> None:
     (folder / "train.py").write_text(CORRUPT + SCRIPT)
     done = run(COMMAND, *FORCED, "--verify", "--strict", "train.py", cwd=folder)
@@ -175,6 +176,7 @@ def test_a_program_that_trains_nothing_ends_with_one_line(tmp_path: Path) -> Non
     assert run(COMMAND, "-q", "eval.py", cwd=tmp_path).stderr == ""
 
 
+@pytest.mark.slow
 def test_a_program_that_trains_single_layers_is_told_so(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(
         "import torch\n"
@@ -217,6 +219,7 @@ def test_a_plan_that_cannot_run_is_an_error_before_the_program_starts(tmp_path: 
     assert ran.stderr.startswith("gemini_python: cannot read none.json: No such file or directory\n    → ")
 
 
+@pytest.mark.slow
 def test_workers_do_not_complain_of_their_sockets(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     ran = subprocess.run(

@@ -17,6 +17,7 @@ def _parameter(program: Program) -> object:
     return pytest.param(program, id=program.name, marks=marks)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("program", [_parameter(program) for program in PROGRAMS])
 def test_same_as_under_python(program: Program) -> None:
     verdict = judge(program)

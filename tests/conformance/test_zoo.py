@@ -37,6 +37,7 @@ def _quiet_and_single():
     torch.set_num_threads(threads)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=[pytest.mark.slow] * (name in MORE)) for name in (*SAMPLE, *MORE) if name in SPECIES],
@@ -50,6 +51,7 @@ def test_a_sample_equals_eager_and_so_do_its_stages_by_every_partitioner(name):
     assert unequal(judge_cuts(graph, specimen.model, (), specimen.kwargs)) == {}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", CLASSIC_SAMPLE)
 def test_stages_of_classics_equal_the_model(name):
     model, args, kwargs = CLASSICS[name]()

@@ -40,6 +40,7 @@ def program(text: str) -> str:
 WITH_CODE = [document for document in DOCUMENTS if blocks(document.read_text("utf-8"), "python")]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("document", WITH_CODE, ids=lambda path: str(path.relative_to(ROOT)))
 def test_python_blocks_run(document: Path, tmp_path: Path) -> None:
     code = program(document.read_text(encoding="utf-8"))

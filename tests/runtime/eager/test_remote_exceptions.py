@@ -168,6 +168,7 @@ def fails(model: nn.Module, fault: str = "", later: str = "") -> BaseException:
     return caught.value
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_an_exception_in_forward_is_the_programs_own(fault: str, pool: WorkerPool) -> None:
     model, managed = started(pool)
@@ -198,6 +199,7 @@ def test_an_exception_in_forward_is_the_programs_own(fault: str, pool: WorkerPoo
     assert all(torch.equal(a, b) for a, b in zip(local.buffers(), model.buffers(), strict=True))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("fault", ["plain", "arguments", "interrupt", "exit", "shapes", "not picklable"])
 def test_an_exception_in_backward_is_the_programs_own(fault: str, pool: WorkerPool) -> None:
     model, managed = started(pool)

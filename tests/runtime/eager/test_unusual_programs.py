@@ -613,6 +613,7 @@ def meta_and_fake_inputs(wrap: Wrap) -> Any:
     return seen, shape, model(batch()[0])
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", [*ELSEWHERE, *ANYWHERE])
 @pytest.mark.filterwarnings("ignore")
 def test_a_program_gives_what_it_gives_on_one_device(name: str, pool: WorkerPool) -> None:

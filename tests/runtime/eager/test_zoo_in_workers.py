@@ -32,6 +32,7 @@ def animals() -> dict[str, Animal]:
     return {animal.name: animal for animal in zoo()}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in FAMILIES]
 )

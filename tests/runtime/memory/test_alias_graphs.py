@@ -155,6 +155,7 @@ def check_equal(case: Case, plain: Case) -> None:
         torch.testing.assert_close(one, other)
 
 
+@pytest.mark.slow
 @settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     form=st.sampled_from([*FORMS]),

@@ -53,6 +53,7 @@ HOLDERS: dict[str, Callable[[torch.Tensor], Any]] = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", [*HOLDERS])
 def test_a_holder_is_found_as_long_as_it_lives(name: str) -> None:
     weight = parameter()
@@ -107,6 +108,7 @@ ALIASES: dict[str, Callable[[torch.Tensor], Any]] = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", [*ALIASES])
 def test_aliases_are_no_holders(name: str) -> None:
     weight = parameter()
@@ -141,6 +143,7 @@ def modules() -> dict[str, tuple[nn.Module, Callable[[nn.Module], Any]]]:
     }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", [*modules()])
 def test_models_with_live_graphs_have_no_holders(name: str) -> None:
     module, call = modules()[name]

@@ -150,6 +150,7 @@ def train(model: Any, step: Step) -> list[Any]:
     return [*seen, torch.get_rng_state(), *model.state_dict().values()]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("make", "step", "path"),
     [

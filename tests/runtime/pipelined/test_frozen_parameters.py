@@ -74,6 +74,7 @@ def train(model: Tied, seed: int, skips: bool) -> list[Any]:
     return seen
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 6))])
 @pytest.mark.parametrize("way", ["calls", "micro-batches", "plans"])
 def test_any_may_be_frozen_in_any_step(way: str, seed: int, pool: WorkerPool) -> None:

@@ -122,6 +122,7 @@ def test_what_is_there_is_added_to(pool: WorkerPool, given: list[bool]) -> None:
     assert False in given
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("watch", WATCHING)
 @pytest.mark.filterwarnings("ignore")
 def test_whoever_watches_sees_what_autograd_does(

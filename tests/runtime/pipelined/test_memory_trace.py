@@ -44,6 +44,7 @@ def test_measured_beside_expected(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         assert Path(step).is_file()
 
 
+@pytest.mark.slow
 def test_runs_do_not_overwrite_traces_of_each_other(tmp_path: Path) -> None:
     """Two models of one class in one run folder."""
     config = GeminiConfig(

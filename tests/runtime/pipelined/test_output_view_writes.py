@@ -46,6 +46,7 @@ def train(
     return seen
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("reads", "by_part"),
     [("part", False), pytest.param("whole part", False, marks=pytest.mark.slow), ("part other", True)],

@@ -63,6 +63,7 @@ def once(loss: torch.Tensor, parameters: Gradients) -> Gradients:
     return [one.grad for one in parameters]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "gradients", [once, all_of, *(pytest.param(one, marks=pytest.mark.slow) for one in (twice, some))]
 )
