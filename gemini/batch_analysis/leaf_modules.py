@@ -24,6 +24,7 @@ from gemini.batch_analysis.rules.expert_rows import as_rows, from_row_kind, row_
 from gemini.batch_analysis.rules.registry import find_rule
 from gemini.capture.trace_state import BRANCHES_ON_RESULTS, TraceRefused
 from gemini.ir.graph import Graph
+from gemini.ir.hook_tables import has_hooks
 from gemini.ir.node import Node
 from gemini.ir.node_signature import node_signature
 from gemini.ir.pytree import refs
@@ -66,7 +67,7 @@ def analyze_leaf(
     for value in varying:
         if isinstance(value.kind, Opaque):
             raise _inherit_refusal(value.kind.reason)
-    if module._forward_hooks or module._forward_pre_hooks:
+    if has_hooks(module) and (module._forward_hooks or module._forward_pre_hooks):
         raise AnalysisRefused("its hooks are not traced")
     if any(isinstance(value.kind, SortedRows) for value in varying):
         return _analyze_rows(graph, node, interpreter, statement, memo)

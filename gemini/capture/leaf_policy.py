@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from gemini.errors import CaptureError, Fault
-from gemini.ir.hook_tables import has_hooks
+from gemini.ir.hook_tables import computes_weight, has_hooks
 from gemini.nearest_name import remedy
 
 # Modules of torch.nn that are opened; its other modules are layers.
@@ -72,9 +72,9 @@ class LeafPolicy:
             return "block", self.blocks[name]
         if isinstance(module, self.classes) or type(module).__name__ in self.names or name in self.names:
             return "block", "requested"
-        is_open = isinstance(module, _OPEN) or (self.opens_leaves and _is_composed(module))
+        is_open = isinstance(module, _OPEN) or computes_weight(module) or (self.opens_leaves and _is_composed(module))
         is_layer = type(module).__module__.startswith(("torch.nn.", "torch.ao.")) and not is_open
-        if not any(True for _ in module.children()) and (is_layer or not self.opens_leaves):
+        if not any(True for _ in module.children()) and (is_layer or not (is_open or self.opens_leaves)):
             return "module", ""
         if self.depth is not None and depth >= self.depth:
             return "block", f"depth {self.depth}"

@@ -19,6 +19,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from gemini.log import log_line
 from gemini.planner.plan_request import PlanRequest
+from gemini.planner.planning_progress import predict_seconds
 from gemini.planner.step_plan import UnplannableError
 
 # Per call of a module without inner modules. An LSTMCell loop of 3,000 calls took 18 s, of 900 calls 5.5 s; time per
@@ -63,6 +64,7 @@ def check_deadline(request: PlanRequest) -> None:
 def check_planning_time(model: nn.Module, calls: int, request: PlanRequest) -> None:
     """Log a long planning; raise UnplannableError where it takes longer than a stated number of local steps."""
     seconds = calls * _SECONDS_PER_CALL
+    predict_seconds(seconds)
     if seconds <= _LOGGED_SECONDS:
         return
     if request.local_step_ms and seconds * 1e3 > _MOST_STEPS * request.local_step_ms:

@@ -15,6 +15,7 @@ from gemini.batch_analysis.op_call import AnalysisRefused, ResultMeta, TensorVal
 from gemini.batch_analysis.rules.registry import short_name
 from gemini.ir.encode import decode
 from gemini.ir.graph import Graph
+from gemini.ir.hook_tables import has_hooks
 from gemini.ir.node import MODULES, Node
 from gemini.ir.pytree import ModelObject, Number, Path, Ref, SequenceForm, leaves
 from gemini.ir.symint import Expr, evaluate
@@ -271,7 +272,7 @@ def _open_module(graph: Graph, made: NodeCall, argument: Any) -> None:
 
 
 def _has_hooks(module: nn.Module) -> bool:
-    return bool(module._forward_hooks or module._forward_pre_hooks)
+    return has_hooks(module) and bool(module._forward_hooks or module._forward_pre_hooks)
 
 
 def _number(graph: Graph, form: Any) -> Any:

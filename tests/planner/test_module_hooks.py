@@ -49,7 +49,6 @@ def test_there_is_no_plan_and_no_call(register: Register) -> None:
 
 MAKE_WEIGHTS: dict[str, Register] = {
     "spectral_norm": spectral_norm,
-    "weight_norm": weight_norm,
     "pruning": lambda module: prune.l1_unstructured(module, "weight", 0.5),
 }
 
@@ -63,7 +62,9 @@ def test_weights_that_hooks_leave_in_attributes_stay_with_the_program(make: Regi
         plan_step(model, (torch.randn(8, 6),), {}, WISH)
 
 
-def test_parametrizations_are_planned_for() -> None:
+@pytest.mark.filterwarnings("ignore:.*_norm.*")
+@pytest.mark.parametrize("normalize", [parametrizations.weight_norm, weight_norm])
+def test_normalized_weights_are_planned_for(normalize: Register) -> None:
     model = net()
-    parametrizations.weight_norm(model[2])
+    normalize(model[2])
     assert plan_step(model, (torch.randn(8, 6),), {}, WISH).micro_batches >= 1

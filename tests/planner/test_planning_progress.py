@@ -16,12 +16,24 @@ def test_the_phase_is_logged_where_there_is_no_terminal(
 ) -> None:
     logged = threading.Event()
     line = progress_line.log_line
-    monkeypatch.setattr(progress_line, "_FIRST_S", 0.01)
+    monkeypatch.setattr(progress_line, "_FIRST_S", 0.3)
     monkeypatch.setattr(progress_line, "log_line", lambda text: (line(text), logged.set()))
     with planning_progress.planning_progress("GPT", quiet=False):
         planning_progress.begin_phase("profile")
+        planning_progress.predict_seconds(7.0)
         assert logged.wait(20)
-    assert "gemini: planning GPT: profile (3 of 5), 0 s so far\n" in capsys.readouterr().err
+    assert "gemini: planning GPT: profile (3 of 5), 0 s so far, about 7 s left\n" in capsys.readouterr().err
+
+
+def test_what_is_left_follows_from_phase_and_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planning_progress, "_predicted_s", [0.0])
+    left = []
+    for phase in planning_progress.PHASES[1:]:
+        monkeypatch.setattr(planning_progress, "_phase", [phase])
+        left.append(planning_progress._estimate_left(2.0))
+    assert left == sorted(left, reverse=True)  # less in each later phase
+    assert 4 < left[0] < 12
+    assert left[-1] == 1
 
 
 @pytest.mark.parametrize("quiet", [False, True])

@@ -80,6 +80,7 @@ class CallKind:
     plan: StepPlan | None = None
     reason: str = ""
     shapes: tuple[tuple[int, ...], ...] = ()  # of the tensors of the call it was planned for
+    is_training: bool = False  # with gradients
     output_specs: dict[int, OutputSpec] = field(default_factory=dict)  # by number of samples
     steps: dict[int, PlannedStep] = field(default_factory=dict)
     executor: Executor | None = None

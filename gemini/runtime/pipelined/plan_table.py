@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from gemini.runtime.eager.placed_model import PlacedModel
     from gemini.runtime.pipelined.step_request import ExecutedStep
 
+_EARLY = 4  # kinds of training calls that are planned when they come
 _KINDS = 16  # planned kinds of calls; beyond that, calls fall back to eager dispatch
 _SHAPES = 64  # including those that share the plan of another
 _EXACT = 64  # exact keys whose kinds are cached
@@ -114,6 +115,7 @@ class PlanTable:
             return CallKind(reason=f"it is called with more than {len(known)} signatures"), None
         earlier = (*(kind.plan for kind in found if kind.plan is not None), *self.former[::-1])
         made = self._make_plan(model, call, earlier_plans=earlier)
+        made.is_training = torch.is_grad_enabled()
         if found:
             made.family = found[0].family
         self.kinds.setdefault(key, []).append(made)
@@ -149,15 +151,11 @@ class PlanTable:
         return kind
 
     def _find_unpaid(self, key: Any, found: list[CallKind]) -> str:
-        """Return why a further kind of call is not planned yet: its calls so far would not have repaid that.
-
-        The first kind is planned at once, and so is its second size, which makes a plan for all others.
-        """
-        planned = [kind for kind in found if kind.origin is None]
+        """Return why a further kind of call is not planned yet: its calls so far would not have repaid that."""
         shown = self._reported_kind()
         if self.plans_at_once or shown is None or shown.plan is None:
             return ""
-        if torch.is_grad_enabled() and len(planned) == 1 and planned[0].plan is not None:
+        if torch.is_grad_enabled() and self._is_early(found):
             return ""
         self._calls[key] += 1
         saved_ms = max(shown.plan.analysis.single_ms - shown.plan.step_ms, 0.0)
@@ -167,12 +165,21 @@ class PlanTable:
         cost_ms = max(self.planning_ms / max(count, 1), _LEAST_MS)
         return FallbackReason.UNPAID if self._calls[key] * saved_ms < cost_ms else ""
 
+    def _is_early(self, found: list[CallKind]) -> bool:
+        """Return whether a call of training is of one of the first kinds, or the second size of one: workers were
+        requested for training, and two sizes make a plan for all others.
+        """
+        own = [kind for kind in found if kind.origin is None]
+        if own:
+            return len(own) == 1 and own[0].plan is not None
+        return sum(any(kind.is_training for kind in kinds) for kinds in self.kinds.values()) < _EARLY
+
     def find_edited_stages(self, model: nn.Module, args: Any, kwargs: Any) -> Piped | None:
         """Return the stages of a compiled program that replace a model in its first call: those that were edited."""
         if not self.has_edits:
             return None
-        kind, _ = self.find(model, read_contents(model, None), ModelCall(args, kwargs))
-        return None if kind.plan is None else kind.plan.edited_in_process()
+        plan = self.find(model, read_contents(model, None), ModelCall(args, kwargs))[0].plan
+        return None if plan is None else plan.edited_in_process()
 
     def _find_planning_limit(self, key: Any) -> str:
         """Return why calls that differ from others in plain values only are not planned any more; '' where they are."""
@@ -224,11 +231,11 @@ class PlanTable:
             self.on_step(step_ms)
         if samples == kind.plan.batch.size:
             kind.timings.add(kind.plan, ran, step_ms, max(_CHOOSING * kind.planning_ms, _LEAST_MS))
-        if kind.plan is not self.reported:
-            told = self._reported_kind()
-            if told is None or kind.timings.count > told.timings.count:  # most steps run by this one
-                self._report(kind.plan)
-        if kind.plan is self.reported:
+        shown = kind if kind.plan is self.reported else self._reported_kind()
+        if shown is None or kind.timings.count > shown.timings.count:  # most steps run by this one
+            self._report(kind.plan)
+            shown = kind
+        if shown.family is kind.family:
             self.journal.record_time(step_ms)
 
     def describe_plan(self) -> str:
@@ -301,12 +308,12 @@ class PlanTable:
     def has_outputs(self, kind: CallKind, samples: int) -> bool:
         """Return whether the outputs of a call of this size are known, from a call of this or another size.
 
-        The first call by a plan runs locally in any case: a model may keep what it has made for a size (a mask), and
-        its graph shows it after that.
+        The first call of a kind runs locally in any case: a model may keep what it has made for a size (a mask), and
+        its graphs show it after that.
         """
         assert kind.plan is not None
         if samples not in kind.output_specs:
-            has_run = kind.origin is not None or bool(kind.output_specs)
+            has_run = kind.origin is not None or bool(kind.output_specs) or bool(kind.family.outputs)
             has_state = not has_run or may_hold_sizes(kind.plan)
             spec = None if has_state else kind.family.find_output_spec(kind.plan.graph, samples)
             if spec is None:

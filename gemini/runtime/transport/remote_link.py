@@ -236,6 +236,5 @@ class ThreadedRemoteLink(RemoteLink):
             while True:
                 super()._transmit(*self._leaving.get())
                 self._gone += 1
-        except BaseException as error:
-            self.channel.is_broken = True
-            self._put(error)
+        except ChannelClosed:
+            self.channel.is_broken = True  # the receiving thread reports it
