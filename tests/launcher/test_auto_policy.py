@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,9 @@ from gemini.launcher.auto import AutoPolicy, Trial
 from gemini.launcher.auto_verdicts import Verdicts
 from gemini.launcher.model_discovery import ModelDiscovery
 from gemini.launcher.own_time import OwnTime
+from gemini.planner.step_plan import UnplannableError
+from gemini.runtime.interception import dispatch
+from gemini.tune import machine_search
 
 
 def burn(seconds: float) -> None:
@@ -116,6 +120,66 @@ def test_the_configuration_that_the_search_prefers_is_planned_and_started(
     assert plan is trial.plan
     assert config.replicas == 2 or config.sharding_size == 2
     assert any(line.startswith("pipeline: ") for line in choice[1:])
+
+
+CHOICES = (
+    {"mode": "sharding", "sharding_size": 2},
+    {"mode": "hybrid", "pipeline_degree": 2, "sharding_size": 2, "accum_degree": 4},
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("settings", CHOICES, ids=lambda one: one["mode"])
+def test_shards_that_the_search_prefers_train_the_model(
+    policy: AutoPolicy, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
+) -> None:
+    """The choice is planned, installed, run and explained, with the numbers of this process."""
+    policy.config = GeminiConfig(quiet=True, pipeline_degree=2, accum_degree=4, run_folder=policy.config.run_folder)
+    chosen = GeminiConfig(quiet=True, run_folder=policy.config.run_folder, **settings)
+    monkeypatch.setattr(machine_search, "choose_for_run", lambda *_: (chosen, [f"{settings['mode']}: 1 ms"]))
+    torch.manual_seed(0)
+    model, batch = Wide().double(), torch.randn(64, 1024).double()
+    wanted = copy.deepcopy(model)
+    trial = Trial(calls=20, ms=19e5, least_ms=1.0, wall_ms=19e5)
+    assert [policy._examine(model, trial, (batch,), {}) for _ in range(3)] == [None, None, True]
+    policy.discovery.settle(model, managed=True)
+    losses = []
+    for one in (model, wanted):
+        optimizer = torch.optim.SGD(one.parameters(), 1e-3)
+        for _ in range(4):
+            loss = one(batch).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+    assert losses[:4] == pytest.approx(losses[4:], rel=1e-12)
+    managed = dispatch.find_managed(model)
+    assert "2 shards" in managed.journal.plan
+    assert managed.journal.choice == [f"{settings['mode']}: 1 ms"]
+    assert managed.journal.steps["overlapped"] >= 2
+    managed.pool.stop()
+
+
+def test_the_planned_pipeline_replaces_a_choice_without_a_plan(
+    policy: AutoPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy.config = GeminiConfig(quiet=True, pipeline_degree=2, accum_degree=4)
+    chosen = GeminiConfig(quiet=True, mode="sharding", sharding_size=2)
+    monkeypatch.setattr(machine_search, "choose_for_run", lambda *_: (chosen, ["sharding: 1 ms"]))
+    model, batch = Wide(), torch.randn(64, 1024)
+    first = policy._plan
+
+    def plan(*given: Any) -> Any:
+        if given[-1] is chosen:
+            raise UnplannableError("it loops over samples")
+        return first(*given)
+
+    monkeypatch.setattr(policy, "_plan", plan)
+    trial = Trial(calls=20, ms=19e5, least_ms=1.0)
+    assert [policy._examine(model, trial, (batch,), {}) for _ in range(2)] == [None, None]
+    assert trial.plan is trial.first
+    assert trial.config is policy.config
+    assert trial.choice == ["sharding: 1 ms", "sharding has no plan: it loops over samples"]
 
 
 def test_what_stays_local_is_remembered_for_steps_of_that_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
