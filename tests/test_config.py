@@ -68,6 +68,8 @@ def test_all_faults_in_one_error_each_with_value_and_remedy():
         ({"device_mapping": []}, "a mapping from stages"),
         ({"partitioner": "metsi"}, "did you mean 'metis'?"),
         ({"schedule": "1f1c"}, "did you mean '1f1b'?"),
+        ({"data_parallel": "replicate"}, "did you mean 'replicated'?"),
+        ({"data_parallel": "replicated", "replicas": 1}, "data_parallel = 'replicated' with replicas = 1"),
         ({"workers": 2.5}, "not float"),
         ({"sharding_dim": "1"}, "not str"),
         ({"strict": 1}, "must be true or false"),

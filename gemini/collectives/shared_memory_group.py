@@ -22,10 +22,8 @@ from collections.abc import Callable, Sequence
 import torch
 
 from gemini.collectives.shard_group import ExchangeGroup
-from gemini.tensor_parallel.layouts import ALL_REDUCE
 
 SLOT = 128 << 20  # bytes of address space per slot: memory is used only where tensors are written
-_PIECE = 256 << 10  # bytes of a sum that are exchanged at once: those of all shards fit into the cache of a core
 _HEADER = 1024  # bytes per shard
 _WORDS = _HEADER // 8
 _SLOT_WORDS, _DIMS = 16, 12
@@ -67,19 +65,6 @@ class SharedMemoryGroup(ExchangeGroup):
         self._syscall = ctypes.CDLL(None, use_errno=True).syscall
         self._futex = _FUTEX[platform.machine()]
         self._time = _Time(0, int(_SLEEP * 1e9))
-
-    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the sum over all shards, in the order of their ranks; a large one in pieces that stay in caches."""
-        if x.numel() * x.element_size() <= _PIECE:
-            return super().all_reduce(x)
-        order, flat, size = self.count(ALL_REDUCE, x), x.detach().reshape(-1), _PIECE // x.element_size()
-        total = torch.empty_like(flat)
-        for start in range(0, flat.numel(), size):
-            first, *others = self._exchange_whole(flat[start : start + size], order)
-            piece = total[start : start + size]
-            for at, part in enumerate(others):
-                torch.add(first if at == 0 else piece, part, out=piece)
-        return total.view(x.shape)
 
     def exchange(self, x: torch.Tensor, name: str, parts: int = 1) -> Sequence[torch.Tensor]:
         """Return the tensors of all shards, by rank; they are valid until the next exchange but one."""

@@ -66,8 +66,7 @@ class HostSupervisor:
 
     # ── requests ───────────────────────────────────────────────────────────────────────────────────────────────────
     def _describe(self) -> dict[str, Any]:
-        cores, mode = len(os.sched_getaffinity(0)), os.environ.get("RAY_AUTH_MODE", "")
-        return {"versions": versions(), "host": self._address, "cores": cores, "ray_auth": mode}
+        return {"versions": versions(), "host": self._address, "cores": len(os.sched_getaffinity(0))}
 
     def _start(self, threads: int, terms: dict[str, Any]) -> dict[str, Any]:
         """Start the process; `terms` is what it must know to connect."""

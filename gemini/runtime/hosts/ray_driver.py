@@ -18,10 +18,12 @@ import contextlib
 import json
 import os
 import socket
+import subprocess
 import sys
 import tempfile
 import threading
 from collections import Counter
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
@@ -31,6 +33,13 @@ from gemini.errors import ConfigError, GeminiError
 _SLICE = 0.1  # seconds
 _REFUSED, _SAID = b"InvalidAuthToken", 1 << 20  # in what Ray writes, of so many bytes
 _PLACING = 10.0  # seconds that Ray may take to reserve what is there
+_ANSWERING = 10.0  # seconds for a call without a token, at most
+_WITHOUT_TOKEN = """
+import os, sys
+os.environ["RAY_AUTH_MODE"] = "disabled"
+from ray._raylet import GcsClient
+GcsClient(address=sys.argv[1]).internal_kv_keys(b"", None, timeout=5)
+"""
 _STARTING = 60.0  # seconds for an actor, with the code it needs
 
 
@@ -85,7 +94,7 @@ class RayDriver:
         """Join the cluster; return this host's address, and its hosts."""
         import ray
 
-        with tempfile.TemporaryDirectory(prefix="gemini-code-") as folder:
+        with tempfile.TemporaryDirectory(prefix="gemini-code-") as folder, _call_without_token(address) as is_open:
             from gemini.runtime.hosts.travelling_code import copy_code
 
             environment = {"working_dir": folder} if copy_code(Path(code), Path(folder)) else {}
@@ -98,6 +107,11 @@ class RayDriver:
                     raise DriverError(_explain(_REFUSED.decode(), address))
             if (error := joining.exception()) is not None:
                 raise DriverError(_explain(str(error), address))
+            if is_open():
+                raise DriverError(
+                    f"the Ray cluster at {address} requires no token: anyone could run code on it\n"
+                    "    → start it with RAY_AUTH_MODE=token on every host, or by gemini cluster up"
+                )
         return {"host": host, "hosts": [one["NodeManagerAddress"] for one in _alive()]}
 
     def place(self, wanted: list[tuple[str, str]], together: int) -> list[str]:
@@ -162,6 +176,27 @@ class RayDriver:
         if actor is not None:
             ray.kill(actor)
         return {}
+
+
+@contextlib.contextmanager
+def _call_without_token(address: str) -> Iterator[Callable[[], bool]]:
+    """Call a cluster without a token, in the background; yield a function that waits for whether it has answered."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH")}
+    caller = subprocess.Popen(
+        [sys.executable, "-c", _WITHOUT_TOKEN, address], env=environment, stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+
+    def has_answer() -> bool:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return caller.wait(_ANSWERING) == 0
+        return False
+
+    try:
+        yield has_answer
+    finally:
+        caller.kill()
+        caller.wait()
 
 
 def _alive() -> list[dict[str, Any]]:

@@ -236,5 +236,6 @@ class ThreadedRemoteLink(RemoteLink):
             while True:
                 super()._transmit(*self._leaving.get())
                 self._gone += 1
-        except ChannelClosed:
-            self.channel.is_broken = True  # the receiving thread reports it
+        except BaseException as error:
+            self.channel.is_broken = True
+            self._put(error)

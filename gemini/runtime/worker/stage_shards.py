@@ -46,6 +46,12 @@ def _text(found: Counter[str]) -> str:
     return ", ".join(f"{count} {name}" for name, count in sorted(found.items())) or "no collectives"
 
 
+def _list_weights(part: nn.Module) -> None:
+    """Renew the second list that a recurrent layer has of its parameters."""
+    if isinstance(part, nn.RNNBase):
+        part._flat_weights = [part._parameters.get(name) for name in part._flat_weights_names]
+
+
 @dataclass(frozen=True)
 class ParameterShard:
     """A divided parameter: the leaf on the shard's slice, and the whole."""
@@ -111,6 +117,7 @@ class StageShards:
                     self.slices[id(leaf)] = ParameterShard(leaf, whole, layouts[number], rank, size)
                     self.numbers[id(leaf)] = number
                 part._parameters[name] = leaves[number]
+            _list_weights(part)
 
     def _separate(self, module: nn.Module, layouts: Mapping[int, Any], tensors: Mapping[int, torch.Tensor]) -> None:
         """Replace whole parameters by leaves on the same memory: their gradients are those of this stage alone."""
@@ -127,6 +134,7 @@ class StageShards:
                     if id(whole) in partial:
                         self.partial.append(leaf)
                 part._parameters[name] = self._separated[id(whole)]
+            _list_weights(part)
 
     def _copy_buffers(self, module: nn.Module, written: Iterable[int]) -> None:
         """Replace the buffers that a stage writes by copies."""

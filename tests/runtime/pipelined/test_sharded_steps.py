@@ -178,6 +178,40 @@ def test_losses_over_the_whole_batch(config):
     assert "the loss on the whole batch" in plan
 
 
+@pytest.mark.slow
+def test_recurrent_layers_follow_the_optimizer():
+    """A recurrent layer lists its weights twice: both are those of the shard."""
+    results = []
+    for settings in (None, HYBRID):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(6, 12), nn.Tanh(), Last(nn.GRU(12, 10, batch_first=True)), nn.Linear(10, 4))
+        model.double()
+        if settings is not None:
+            gemini.compile(model, GeminiConfig(**settings, strict=True))
+        torch.manual_seed(3)
+        optimizer, losses = torch.optim.AdamW(model.parameters(), 1e-2), []
+        for _ in range(6):
+            loss = model(torch.randn(8, 5, 6).double()).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        results.append(losses)
+    assert results[1] == pytest.approx(results[0], rel=1e-10)
+    assert dispatch.find_managed(model).journal.steps["overlapped"] == 4
+
+
+class Last(nn.Module):
+    """The last step of a recurrent layer."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x)[0][:, -1]
+
+
 LENGTHS = (12, 9, 17, 6, 21, 10, 14, 7, 16, 23, 11, 13)
 SAMPLES = (8, 8, 7, 8, 5, 8, 6, 8, 9, 8, 7, 8)
 
