@@ -39,6 +39,7 @@ class HostSupervisor:
         self._process: spawn.Process | None = None
         self._stacks = -1
         self._heard = time.monotonic()
+        self._is_released = False  # the controller needs it no more, and is silent
         threading.Thread(target=self._watch, name="gemini-watch", daemon=True).start()
 
     def answer(self, method: str, **given: Any) -> dict[str, Any]:
@@ -57,6 +58,8 @@ class HostSupervisor:
         while True:
             before = time.monotonic()
             time.sleep(0.5)
+            if self._is_released:
+                return
             if time.monotonic() - before > 2.0:
                 self._heard = time.monotonic()
             elif time.monotonic() - self._heard > SILENCE + PING:
@@ -100,6 +103,7 @@ class HostSupervisor:
         return {"stacks": self._read_stacks()}
 
     def _kill(self) -> dict[str, Any]:
+        self._is_released = True
         self.end()
         return {}
 

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,7 +19,7 @@ from gemini import GeminiConfig
 from gemini.config.host_address import worker_at
 from gemini.errors import ConfigError, WorkerError
 from gemini.runtime.devices.worker_devices import assign_devices
-from gemini.runtime.hosts import code_versions, host_agent
+from gemini.runtime.hosts import code_versions, host_agent, host_supervisor
 from gemini.runtime.hosts.ray_cluster import RayCluster
 from gemini.runtime.hosts.travelling_code import copy_code
 from gemini.runtime.interception import dispatch
@@ -93,6 +94,19 @@ def test_no_token_no_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
     with pytest.raises(ConfigError, match="there is no token for the Ray cluster"):
         RayCluster("127.0.0.1:6399")
+
+
+@pytest.mark.parametrize("is_released", [True, False])
+def test_the_silence_of_a_controller_counts_until_it_releases_the_worker(
+    is_released: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_supervisor, "SILENCE", 0.1)
+    monkeypatch.setattr(host_supervisor, "PING", 0.1)
+    silent = threading.Event()
+    supervisor = host_supervisor.HostSupervisor("127.0.0.1", silent.set)
+    if is_released:
+        supervisor.answer("kill")
+    assert silent.wait(2.0) is not is_released
 
 
 def test_code_that_is_too_much_does_not_travel(tmp_path: Path) -> None:
