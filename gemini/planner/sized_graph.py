@@ -6,15 +6,9 @@ import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from gemini.planner.free_sizes import resize_strides
-
 if TYPE_CHECKING:
     from gemini.ir.graph import Graph
     from gemini.ir.node import TensorMeta
-
-
-class UnknownStrides(Exception):
-    """A value has gaps in memory."""
 
 
 def at_samples(graph: Graph, samples: int | None) -> Graph:
@@ -32,9 +26,10 @@ def at_samples(graph: Graph, samples: int | None) -> Graph:
 def _meta_at(meta: TensorMeta, samples: int) -> TensorMeta:
     if meta.batch_dim is None:
         return meta
-    shape = list(meta.shape)
-    shape[meta.batch_dim] = samples * meta.batch_factor
-    strides = None if meta.strides is None else resize_strides(meta.shape, meta.strides, shape)
-    if meta.strides is not None and strides is None:
-        raise UnknownStrides
+    shape, before = list(meta.shape), meta.shape[meta.batch_dim]
+    shape[meta.batch_dim] = after = samples * meta.batch_factor
+    strides = meta.strides
+    if strides is not None:  # those of outer dimensions count samples
+        own = strides[meta.batch_dim]
+        strides = tuple(one * after // before if one > own and before else one for one in strides)
     return replace(meta, shape=tuple(shape), strides=strides)
