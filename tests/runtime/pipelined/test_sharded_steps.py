@@ -21,7 +21,12 @@ from gemini.schedule.placements import placement
 
 SHARDS = {"mode": "sharding", "sharding_size": 2}
 HYBRID = {"mode": "hybrid", "pipeline_degree": 2, "sharding_size": 2, "accum_degree": 4}
-CONFIGS = [SHARDS, {**SHARDS, "sharding_dim": 0}, {**SHARDS, "accum_degree": 4}, {**SHARDS, "sharding_size": 4}, HYBRID]
+CONFIGS = [
+    SHARDS,
+    {**SHARDS, "sharding_dim": 0},
+    HYBRID,
+    *(pytest.param({**SHARDS, **more}, marks=pytest.mark.slow) for more in ({"accum_degree": 4}, {"sharding_size": 4})),
+]
 
 
 class Mixer(nn.Module):
