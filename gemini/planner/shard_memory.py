@@ -11,6 +11,7 @@ from dataclasses import replace
 from math import prod
 from typing import TYPE_CHECKING
 
+from gemini.collectives.shared_memory_group import SLOT
 from gemini.ir.graph import Graph
 from gemini.ir.pytree import Ref
 from gemini.partition.analysis.analysis_result import Analysis, MemoryEstimate
@@ -19,11 +20,13 @@ from gemini.planner.worker_memory import add_worker_memory
 from gemini.profiling.measured_device import MB
 from gemini.profiling.node_tensors import tensor_outputs
 from gemini.profiling.profile_result import Profile
-from gemini.tensor_parallel.layouts import Layout, local_size
+from gemini.tensor_parallel.layouts import ALL_GATHER, ALL_TO_ALL, REPLICATE, Layout, Shard, local_size
 
 if TYPE_CHECKING:
     from gemini.planner.step_plan import StepPlan
-    from gemini.tensor_parallel.shard_plan import ShardPlan
+    from gemini.tensor_parallel.shard_plan import ShardPlan, TensorShards
+
+_PAGE = 4096  # bytes
 
 
 def estimate_workers(plan: StepPlan) -> tuple[MemoryEstimate, ...]:
@@ -39,9 +42,11 @@ def add_shard_memory(plan: StepPlan, shards: ShardPlan) -> Analysis:
                               recompute=plan.recompute)  # fmt: skip
     memories.shares = shares
     found = add_worker_memory(plan.analysis, plan.partition, memories)
+    exchange_mb = _exchange_mb(shards, memories.size_ratio / plan.micro_batches)
     return replace(found, workers=tuple(
         replace(one, memory=replace(
             one.memory,
+            transfers_mb=one.memory.transfers_mb + exchange_mb,
             weights_mb=one.memory.weights_mb - _saved_mb(plan, shards, one.stages, trained=False),
             gradients_mb=max(0.0, one.memory.gradients_mb - _saved_mb(plan, shards, one.stages, trained=True)),
         ))
@@ -65,6 +70,8 @@ def _value_shares(graph: Graph, shards: ShardPlan) -> dict[Ref, float]:
     for one in shards.nodes:
         for ref, layout in (*one.inputs, *one.outputs):
             versions[ref].add(layout)
+    for ref in graph.outputs():
+        versions[ref].add(REPLICATE)  # the caller and the loss of a script read whole values
     return {
         ref: max(prod(local_size(one, shape, shards.size, 0)) for one in layouts) / max(prod(shape), 1)
         for ref, layouts in versions.items()
@@ -80,7 +87,7 @@ def _share_profile(plan: StepPlan, shards: ShardPlan, shares: dict[Ref, float]) 
         own = max((shares.get(ref, 1.0) for ref in tensor_outputs(plan.graph.nodes[cost.id])), default=1.0)
         for value in cost.output_values:
             values[value] = max(values[value], own)
-    part = {cost.id: 1.0 if shards.node(cost.id).is_replicated else 1 / shards.size for cost in profile.nodes}
+    part = {cost.id: _work_part(plan.graph, shards, cost.id) for cost in profile.nodes}
     nodes = tuple(
         replace(
             cost,
@@ -94,6 +101,31 @@ def _share_profile(plan: StepPlan, shards: ShardPlan, shares: dict[Ref, float]) 
     return replace(profile, nodes=nodes, values_mb=sizes)
 
 
+def _work_part(graph: Graph, shards: ShardPlan, node: int) -> float:
+    """Return which part of the memory of a node a shard needs: its part of the results; sums are whole."""
+    made = [(graph.meta(ref).shape, layout) for ref, layout in shards.node(node).outputs]
+    parts = [prod(local_size(layout, shape, shards.size, 0)) / max(prod(shape), 1) for shape, layout in made]
+    return max(parts, default=1.0 if shards.node(node).is_replicated else 1 / shards.size)
+
+
+def _exchange_mb(shards: ShardPlan, ratio: float) -> float:
+    """Return the shared memory of collectives (MB): two slots per shard, as large as the largest part that it sends."""
+    sent = [one.size * ratio / (shards.size if one.name in (ALL_GATHER, ALL_TO_ALL) else 1)
+            for one in shards.collectives() if one.phase != "step"]  # fmt: skip
+    sizes = dict(shards.bytes)
+    sent += [sizes[ref] * ratio / shards.size for ref, layout in shards.results if isinstance(layout, Shard)]
+    return 2 * shards.size * min(max(sent, default=0.0), SLOT) / MB
+
+
+def _touched_bytes(tensor: TensorShards, count: int) -> float:
+    """Return the bytes of the pages that hold the slice of a shard: all of them for columns of short rows."""
+    if not isinstance(tensor.layout, Shard) or not tensor.bytes:
+        return tensor.bytes
+    dim, share = tensor.layout.dim, tensor.shard_bytes(count) / tensor.bytes
+    period = tensor.bytes / max(1, prod(tensor.shape[:dim]) * tensor.layout.outer)
+    return tensor.bytes * min(1.0, share + _PAGE / period)
+
+
 def _saved_mb(plan: StepPlan, shards: ShardPlan, stages: tuple[int, ...], *, trained: bool) -> float:
     """Return what the slices of a shard are smaller than the parameters of some stages (MB)."""
     nodes = {node for stage in stages for node in plan.partition.stages[stage]}
@@ -101,4 +133,4 @@ def _saved_mb(plan: StepPlan, shards: ShardPlan, stages: tuple[int, ...], *, tra
     found = {
         id(one): one for one in shards.tensors if names & set(one.names) and (one.trainable or not trained)
     }.values()
-    return sum(one.bytes - one.shard_bytes(shards.size) for one in found) / MB
+    return sum(one.bytes - _touched_bytes(one, shards.size) for one in found) / MB

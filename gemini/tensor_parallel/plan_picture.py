@@ -17,12 +17,14 @@ from gemini.ir.node import Node
 from gemini.ir.pytree import Ref, leaves
 from gemini.nearest_name import nearest
 from gemini.tensor_parallel.layouts import Layout, Partial, PartialGrad, Replicate, Shard, layout_text
-from gemini.tensor_parallel.shard_plan import Move, ShardPlan
+from gemini.tensor_parallel.plan_summary import weight_texts
+from gemini.tensor_parallel.shard_plan import InnerCollective, Move, ShardPlan
 
 SUFFIXES = (".svg", ".png", ".pdf", ".dot")
 _COLOURS: dict[type, str] = {Shard: "#cfe8ff", Partial: "#ffd9a8", PartialGrad: "#fff3b0", Replicate: "#f4f4f4"}
 _WORDS: dict[type, str] = {
-    Shard: "a slice", Partial: "a sum to be made", PartialGrad: "whole, partial gradients", Replicate: "whole",
+    Shard: "S1: a slice of dimension 1, S1/3: of its 3 groups", Partial: "P: a sum to be made",
+    PartialGrad: "R+: whole, partial gradients", Replicate: "R: whole",
 }  # fmt: skip
 _RED = "#b3261e"
 _MANY = 160
@@ -63,6 +65,11 @@ def draw_plan(graph: Graph, plan: ShardPlan, path: Path, scope: str | None = Non
         picture.draw(str(path), prog="dot")
 
 
+def _inner_text(one: InnerCollective) -> str:
+    count = f"{one.times} " if one.times > 1 else ""
+    return f"{'▲ ' if one.phase == 'backward' else ''}{count}{one.name} inside"
+
+
 class _Picture:
     """One picture."""
 
@@ -94,11 +101,9 @@ class _Picture:
         name = escape(node.name.removeprefix(f"{self.scope}.") if self.scope else node.name)
         made = " ".join(layout_text(layout) for _, layout in one.outputs[:4])
         shape = next((str(list(meta.shape)) for meta in node.outputs.values()), "")
-        weights = "".join(
-            f'<br/><font point-size="9">{escape(key.rpartition(".")[2])} {layout_text(wanted)}</font>'
-            for key, wanted in one.parameters
-        )
-        inner = "".join(f'<br/><font color="{_RED}">{one.name} inside</font>' for one in one.collectives)
+        stored = [(key.rpartition(".")[2], layout_text(wanted)) for key, wanted in one.parameters]
+        weights = "".join(f'<br/><font point-size="9">{escape(text)}</font>' for text in weight_texts(stored))
+        inner = "".join(f'<br/><font color="{_RED}">{_inner_text(one)}</font>' for one in one.collectives)
         shape = f' <font color="#777777">{shape}</font>' if shape else ""
         label = f"<b>{name}</b>{weights}<br/>{made}{shape}{inner}"
         self.picture.add_node(f"n{node.id}", label=f"<{label}>", fillcolor=_COLOURS[type(layout)])
@@ -124,7 +129,14 @@ class _Picture:
         text = [forward] if forward else []
         text += [f"▲ {backward}"] if backward else []
         if text:
-            self.picture.add_edge(source, target, label=" \n".join(text), color=_RED, fontcolor=_RED, penwidth="1.8")
+            self.picture.add_edge(
+                source,
+                target,
+                label="\n".join(f"  {one}  " for one in text),
+                color=_RED,
+                fontcolor=_RED,
+                penwidth="1.8",
+            )
         elif move is not None:
             self.picture.add_edge(source, target, label=layout_text(layout), style="dashed")
         else:

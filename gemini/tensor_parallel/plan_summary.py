@@ -21,7 +21,7 @@ from gemini.tensor_parallel.shard_plan import PlannedCollective, ShardPlan, Tens
 
 _PHASES = ("forward", "backward", "step")
 _UNITS = (("GB", 1e9), ("MB", 1e6), ("KB", 1e3))
-_LISTED = 8
+_LISTED, _NAMED = 8, 4
 _HEAD = ("scope", "layers", "weights", "size", "per shard", "forward", "backward")
 _LEGEND = "S1: slices of dimension 1, S1/3: of its 3 groups · R: whole, R+: with partial gradients · P: a sum"
 
@@ -187,7 +187,7 @@ class PlanSummary:
         cost: Counter[tuple[str, str]] = Counter()
         for op in self.plan.replicated:
             cost[self._family(op.name), op.reason] += op.ms  # type: ignore[assignment]
-        listed = [f"  {name}: {ms:.3g} ms more than divided: {reason}" for (name, reason), ms in
+        listed = [f"  {name}: {_time(ms)} more than divided: {reason}" for (name, reason), ms in
                   cost.most_common(_LISTED)]  # fmt: skip
         more = [f"  … {len(cost) - _LISTED} more"] if len(cost) > _LISTED else []
         return ["", "every shard runs whole:", *listed, *more] if listed else []
@@ -216,8 +216,20 @@ class PlanSummary:
         }  # fmt: skip
 
 
+def weight_texts(layouts: Iterable[tuple[str, str]]) -> list[str]:
+    """Return the layouts of some parameters; those of many with one layout together: `8 weights S0/4`."""
+    own = list(layouts)
+    if len(own) <= _NAMED:
+        return [f"{name} {layout}" for name, layout in own]
+    groups: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for name, layout in own:
+        groups[("biases" if "bias" in name else "weights"), layout].append(name)
+    return [f"{names[0] if len(names) == 1 else f'{len(names)} {what}'} {layout}"
+            for (what, layout), names in groups.items()]  # fmt: skip
+
+
 def _cells(row: ScopeRow) -> tuple[str, ...]:
-    weights = ", ".join(f"{name} {layout}" for name, layout in row.layouts)
+    weights = ", ".join(weight_texts(row.layouts))
     phases = [", ".join(_counted(row, phase)) for phase in ("forward", "backward")]
     phases[1] = ", ".join(filter(None, (phases[1], *(f"{text} per step" for text in _counted(row, "step")))))
     sizes = (_size(row.bytes), _size(row.shard_bytes)) if row.layouts else ("", "")
@@ -232,6 +244,10 @@ def _counted(row: ScopeRow, phase: str) -> list[str]:
 def _size(size: float) -> str:
     name, unit = next(((name, unit) for name, unit in _UNITS if size >= unit), ("B", 1.0))
     return f"{size / unit:.4g} {name}"
+
+
+def _time(ms: float) -> str:
+    return f"{ms:.3g} ms" if ms >= 1e-3 else "less than 1 µs"
 
 
 def _count(shape: tuple[int, ...]) -> int:
