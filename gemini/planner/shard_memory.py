@@ -20,7 +20,7 @@ from gemini.planner.worker_memory import add_worker_memory
 from gemini.profiling.measured_device import MB
 from gemini.profiling.node_tensors import tensor_outputs
 from gemini.profiling.profile_result import Profile
-from gemini.tensor_parallel.layouts import ALL_GATHER, ALL_TO_ALL, REPLICATE, Layout, Shard, local_size
+from gemini.tensor_parallel.layouts import ALL_GATHER, ALL_TO_ALL, REPLICATE, Layout, Partial, Shard, local_size
 
 if TYPE_CHECKING:
     from gemini.planner.step_plan import StepPlan
@@ -47,10 +47,11 @@ def add_shard_memory(plan: StepPlan, shards: ShardPlan) -> Analysis:
         replace(one, memory=replace(
             one.memory,
             transfers_mb=one.memory.transfers_mb + exchange_mb,
-            weights_mb=one.memory.weights_mb - _saved_mb(plan, shards, one.stages, trained=False),
-            gradients_mb=max(0.0, one.memory.gradients_mb - _saved_mb(plan, shards, one.stages, trained=True)),
+            libraries_mb=one.memory.libraries_mb + pages,
+            weights_mb=one.memory.weights_mb - weights,
+            gradients_mb=max(0.0, one.memory.gradients_mb - gradients),
         ))
-        for one in found.workers
+        for one in found.workers for weights, gradients, pages in [_saved_mb(plan, shards, one.stages)]
     ))  # fmt: skip
 
 
@@ -87,7 +88,7 @@ def _share_profile(plan: StepPlan, shards: ShardPlan, shares: dict[Ref, float]) 
         own = max((shares.get(ref, 1.0) for ref in tensor_outputs(plan.graph.nodes[cost.id])), default=1.0)
         for value in cost.output_values:
             values[value] = max(values[value], own)
-    part = {cost.id: _work_part(plan.graph, shards, cost.id) for cost in profile.nodes}
+    part = {cost.id: _work_part(shards, cost.id) for cost in profile.nodes}
     nodes = tuple(
         replace(
             cost,
@@ -101,11 +102,11 @@ def _share_profile(plan: StepPlan, shards: ShardPlan, shares: dict[Ref, float]) 
     return replace(profile, nodes=nodes, values_mb=sizes)
 
 
-def _work_part(graph: Graph, shards: ShardPlan, node: int) -> float:
-    """Return which part of the memory of a node a shard needs: its part of the results; sums are whole."""
-    made = [(graph.meta(ref).shape, layout) for ref, layout in shards.node(node).outputs]
-    parts = [prod(local_size(layout, shape, shards.size, 0)) / max(prod(shape), 1) for shape, layout in made]
-    return max(parts, default=1.0 if shards.node(node).is_replicated else 1 / shards.size)
+def _work_part(shards: ShardPlan, node: int) -> float:
+    """Return which part of the memory of a node a shard needs; parts of sums are as large as the whole."""
+    one = shards.node(node)
+    is_whole = one.is_replicated or any(isinstance(layout, Partial) for _, layout in one.outputs)
+    return 1.0 if is_whole else 1 / shards.size
 
 
 def _exchange_mb(shards: ShardPlan, ratio: float) -> float:
@@ -126,11 +127,12 @@ def _touched_bytes(tensor: TensorShards, count: int) -> float:
     return tensor.bytes * min(1.0, share + _PAGE / period)
 
 
-def _saved_mb(plan: StepPlan, shards: ShardPlan, stages: tuple[int, ...], *, trained: bool) -> float:
-    """Return what the slices of a shard are smaller than the parameters of some stages (MB)."""
+def _saved_mb(plan: StepPlan, shards: ShardPlan, stages: tuple[int, ...]) -> tuple[float, float, float]:
+    """Return what slices save of the weights and gradients of some stages, and the rest of their pages (MB)."""
     nodes = {node for stage in stages for node in plan.partition.stages[stage]}
     names = {name for cost in plan.profile.nodes if cost.id in nodes for name in cost.parameters}
-    found = {
-        id(one): one for one in shards.tensors if names & set(one.names) and (one.trainable or not trained)
-    }.values()
-    return sum(one.bytes - _touched_bytes(one, shards.size) for one in found) / MB
+    own = [one for one in shards.tensors if names & set(one.names)]
+    pages = {id(one): _touched_bytes(one, shards.size) - one.shard_bytes(shards.size) for one in own}
+    trained = [one for one in own if one.trainable]
+    weights, gradients = (sum(one.bytes - one.shard_bytes(shards.size) for one in some) for some in (own, trained))
+    return weights / MB, gradients / MB, sum(pages[id(one)] for one in (*own, *trained)) / MB

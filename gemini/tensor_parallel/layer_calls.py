@@ -91,6 +91,18 @@ def _group_norm(one: _Layer) -> LayerCall:
     return LayerCall("group_norm", given, (((("i", 1),), (("a", "num_groups"),)),))
 
 
+def _transposed_convolution(one: _Layer) -> LayerCall | None:
+    layer = one.module
+    if layer.padding_mode != "zeros" or len(one.args) > 1:
+        return None
+    given = (*one.args, *one.both, layer.stride, layer.padding, layer.output_padding, layer.groups, layer.dilation)
+    return LayerCall(f"conv_transpose{len(layer.kernel_size)}d", given, (((("i", 6),), (("a", "groups"),)),))
+
+
+def _flatten(one: _Layer) -> LayerCall:
+    return LayerCall("flatten", (*one.args, one.module.start_dim, one.module.end_dim))
+
+
 def _softmax(one: _Layer) -> LayerCall:
     return LayerCall("softmax", (*one.args, one.module.dim))
 
@@ -134,6 +146,8 @@ _CALLS: dict[type, Callable[[_Layer], LayerCall | None]] = {
     nn.Conv1d: _convolution,
     nn.Conv2d: _convolution,
     nn.Conv3d: _convolution,
+    **dict.fromkeys((nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d), _transposed_convolution),
+    nn.Flatten: _flatten,
     nn.GroupNorm: _group_norm,
     nn.Softmax: _softmax,
     nn.LogSoftmax: _softmax,

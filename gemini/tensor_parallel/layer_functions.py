@@ -21,6 +21,7 @@ _RECURRENT: dict[type, str] = {
 _KEYWORDS: dict[type, tuple[str, ...]] = {nn.LayerNorm: ("eps",), nn.RMSNorm: ("eps",)}
 _FUNCTIONS = (
     nn.Linear, nn.Embedding, nn.LayerNorm, nn.RMSNorm, nn.PReLU, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.GroupNorm,
+    nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d,
     nn.CrossEntropyLoss, *_RECURRENT,
 )  # fmt: skip
 

@@ -12,7 +12,8 @@ from gemini.tensor_parallel.strategies import Strategy
 
 _PRODUCTS = (
     "linear", "addmm", "baddbmm", "addmv", "matmul", "rmatmul", "bmm", "mm", "mv", "einsum", "conv1d", "conv2d",
-    "conv3d", "scaled_dot_product_attention", "_grouped_mm", "grouped_mm", "bilinear",
+    "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "scaled_dot_product_attention",
+    "_grouped_mm", "grouped_mm", "bilinear",
 )  # fmt: skip
 _VIEWS = frozenset((
     "view", "reshape", "transpose", "permute", "t", "get_T", "get_mT", "expand", "expand_as", "unsqueeze", "squeeze",
@@ -95,6 +96,8 @@ def _depth(call: NodeCall) -> float:
     first, second = call.inputs[0].shape, call.inputs[1].shape
     if call.name == "scaled_dot_product_attention":
         return 2.0 * second[-2]
+    if call.name.startswith("conv_transpose"):
+        return float(prod(second) / call.results[0].shape[1])
     if call.name.startswith("conv"):
         return float(prod(second[1:]))
     if call.name == "linear":

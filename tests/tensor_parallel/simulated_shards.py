@@ -124,7 +124,7 @@ class _Shard(Execution):
         if expr.op in ("size", "numel", "stride"):  # sizes of whole values
             meta = self.graph.meta(expr.operands[0])
             if expr.op == "size":
-                return meta.shape[expr.operands[1]]
+                return meta.shape[expr.operands[1]] if len(expr.operands) > 1 else meta.shape
             if expr.op == "numel":
                 return meta.numel
         return super().read_number(expr)

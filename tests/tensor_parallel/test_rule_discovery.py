@@ -54,6 +54,12 @@ def filled(x, w):
     return made
 
 
+def transposed(x, w, b, grouped):
+    return F.conv_transpose1d(x, w, b, stride=2, output_padding=1) + F.conv_transpose1d(
+        x, grouped, stride=2, padding=0, output_padding=1, groups=4
+    )
+
+
 CASES = {
     "linear": (F.linear, (3, 6, 8), (12, 8), (12,)),
     "addmm": (lambda x, w, b: torch.addmm(b, x, w), (6, 8), (8, 12), (12,)),
@@ -62,7 +68,10 @@ CASES = {
     "matmul": (lambda x, w: heads(x @ w) @ heads(x).transpose(-1, -2), (3, 6, 8), (8, 8)),
     "conv": (lambda x, w, b: F.conv1d(x, w, b, padding=1), (3, 8, 6), (12, 8, 3), (12,)),
     "grouped conv": (lambda x, w: F.conv2d(x, w, groups=4), (3, 8, 6, 6), (12, 2, 3, 3)),
-    "transposed conv": (lambda x, w, b: F.conv_transpose1d(x, w, b, stride=2), (3, 8, 6), (8, 12, 4), (12,)),
+    "transposed conv": (transposed, (3, 8, 6), (8, 12, 4), (12,), (8, 3, 4)),
+    "pairs": (lambda x, w: (x @ w)[..., ::2].sigmoid() * (x @ w)[..., 1::2] + x[:, 1::2].mean((1, 2), True),
+              (3, 6, 8), (8, 16)),
+    "layer": (lambda x, w, b: F.rms_norm(x, (8,), w) + F.layer_norm(x, (6, 8), b), (3, 6, 8), (8,), (6, 8)),
     "embedding": (lambda x, w: F.embedding((x[..., 0] * 3).abs().long() % 12, w, padding_idx=0), (3, 6, 8), (12, 8)),
     "layer_norm": (lambda x, w, b: F.layer_norm(x, (8,), w, b), (3, 6, 8), (8,), (8,)),
     "group_norm": (lambda x, w, b: F.group_norm(x, 4, w, b), (3, 8, 6), (8,), (8,)),

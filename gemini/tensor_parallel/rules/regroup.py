@@ -37,6 +37,24 @@ def parts(call: ShardQuery) -> Kind | Sequence[Kind]:
     return Shard(dim, value.kind.factor)
 
 
+@shard_rule("getitem")
+def every_nth(call: ShardQuery) -> Kind | Sequence[Kind]:
+    """`x[..., ::2]` and `x[..., 1::2]`: shards have whole pairs; other indices by the batch rule."""
+    value, items = call.first, list(call.args[1]) if isinstance(call.args[1], tuple) else [call.args[1]]
+    if any(item is ... for item in items):
+        at = next(at for at, item in enumerate(items) if item is ...)
+        items[at : at + 1] = [slice(None)] * (value.rank - len(items) + 1)
+    steps = [at for at, item in enumerate(items) if isinstance(item, slice) and item.step not in (None, 1)]
+    kind = value.kind
+    if not isinstance(kind, Shard) or not all(isinstance(item, slice) for item in items) or steps != [kind.dim]:
+        return batch_rule("getitem")(call)
+    cut = items.pop(kind.dim)
+    is_fair = cut.stop is None and cut.step > 0 and 0 <= (cut.start or 0) < cut.step and kind.factor % cut.step == 0
+    if not is_fair or any(item != slice(None) for item in items):
+        raise AnalysisRefused("every n-th entry of a divided dimension of which shards have no multiple of n")
+    return Shard(kind.dim, kind.factor // cut.step, kind.outer)
+
+
 @shard_rule("unflatten")
 def unflatten(call: ShardQuery) -> Kind:
     """One dimension becomes several, of which one is divided."""

@@ -2,7 +2,7 @@
 
 linear   weight (out, in)      out divided: columns of the result;  in divided: the result is a sum
 addmm    c + a @ b             the same, with the weight transposed
-conv     weight (out, in, …)   out divided: channels; in divided: a sum; groups: both
+conv     weight (out, in, …)   out divided: channels; in divided: a sum; groups: both; transposed: (in, out, …)
 """
 
 from __future__ import annotations
@@ -81,6 +81,24 @@ def convolution(call: ShardQuery) -> Kind:
     raise AnalysisRefused(f"{call.name} of other dimensions than channels")
 
 
+@shard_rule("conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
+def transposed_convolution(call: ShardQuery) -> Kind:
+    """`(x, weight (in, out / groups, …), bias, stride, padding, output_padding, groups, dilation)`."""
+    value, weight, bias = call.first, call.argument(1, "weight"), call.argument(2, "bias")
+    groups = call.argument(6, "groups", 1)
+    if value.rank != weight.rank:
+        raise AnalysisRefused(f"{call.name} without samples")
+    if isinstance(value.kind, Partial) and weight.is_constant:
+        return add_bias(call, value.kind, bias, 1)
+    if groups != 1:
+        return _grouped(call, value, weight, bias, groups)
+    if value.is_constant and isinstance(weight.kind, Shard) and weight.kind.dim == 1:
+        return add_bias(call, weight.kind, bias, 1)
+    if isinstance(value.kind, Shard) and value.kind.dim == 1 and weight.kind == move_shard(value.kind, 0):
+        return add_bias(call, Partial(), bias, 1)
+    raise AnalysisRefused(f"{call.name} of other dimensions than channels")
+
+
 def _grouped(call: ShardQuery, value: TensorValue, weight: TensorValue, bias: Any, groups: int) -> Kind:
     """Divide whole groups."""
     if not isinstance(value.kind, Shard) or not isinstance(weight.kind, Shard) or groups % call.samples:
@@ -89,7 +107,7 @@ def _grouped(call: ShardQuery, value: TensorValue, weight: TensorValue, bias: An
         raise AnalysisRefused(f"{call.name} of other dimensions than groups of channels")
     place = [("k", "groups")] if "groups" in call.kwargs else [("i", 6)]
     call.divide(*place)
-    return add_bias(call, move_shard(weight.kind, 1), bias, 1)
+    return add_bias(call, Shard(1, call.out().shape[1] // call.samples), bias, 1)
 
 
 @shard_rule("batch_norm", "instance_norm")
