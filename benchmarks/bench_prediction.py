@@ -2,8 +2,8 @@
 
     python benchmarks/bench_prediction.py [gpt | mlp | bert] [--steps 6]
 
-Each model is captured and profiled once. Every configuration then trains in a process of its own, by the settings that
-`gemini tune` writes. Run it on a quiet machine: readings of a busy one say nothing.
+Each model is captured and profiled once. Every configuration, with its fastest schedule, then trains in a process of
+its own, by the settings that `gemini tune` writes. Run it on a quiet machine: readings of a busy one say nothing.
 """
 
 from __future__ import annotations
@@ -20,16 +20,14 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 import torch
 from torch import nn
 
-from gemini.tune import ParallelConfig, simulate
-from gemini.tune.local_machine import local_cluster
+from gemini.tune import tune
 from gemini.tune.machine_capture import capture_machine_costs
-from gemini.tune.machine_search import FIXED
+from gemini.tune.machine_search import machine_request
 from gemini.tune.trial_runs import TrialTarget
 
-# devices, tensor, pipeline, chunks, micro-batches; the rest of the devices are replicas
+# devices, tensor, pipeline, micro-batches; the rest of the devices are replicas
 CONFIGURATIONS = (
-    (2, 1, 2, 1, 2), (2, 1, 2, 1, 4), (2, 1, 2, 1, 8), (2, 2, 1, 1, 1), (2, 1, 1, 1, 2), (4, 2, 2, 1, 2),
-    (4, 1, 4, 1, 4),
+    (2, 1, 2, 2), (2, 1, 2, 4), (2, 1, 2, 8), (2, 2, 1, 1), (2, 1, 1, 2), (4, 2, 2, 2), (4, 1, 4, 4),
 )  # fmt: skip
 
 
@@ -83,12 +81,10 @@ def main() -> None:
     costs = capture_machine_costs(model, batch)
     target = TrialTarget(f"{Path(__file__)}:{args.model}", (), args.steps, 60.0)
     pairs = []
-    for devices, tensor, pipeline, chunks, count in CONFIGURATIONS:
-        config = ParallelConfig(
-            devices=devices, batch=costs.samples, tensor=tensor, pipeline=pipeline, chunks=chunks,
-            micro_batch=costs.samples // count, **FIXED,
-        )  # fmt: skip
-        found = simulate(costs, local_cluster(devices), config)
+    for devices, tensor, pipeline, count in CONFIGURATIONS:
+        fixed = {"devices": devices, "tensor": tensor, "pipeline": pipeline, "micro_batch": costs.samples // count}
+        found = tune(machine_request(costs, devices, costs.samples, fixed=fixed, composed=0)).best  # its schedule
+        config = found.config
         if args.predict:
             parts = ", ".join(f"{name} {part * 1e3:.0f}" for name, part in found.parts.items() if part > 1e-4)
             print(f"{found.seconds * 1e3:7.0f} ms  {config.label()}: {parts}", flush=True)

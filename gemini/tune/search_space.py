@@ -15,6 +15,8 @@ from typing import Any
 from gemini.cluster.cluster_description import Cluster
 from gemini.errors import ConfigError
 from gemini.schedule.library import LIBRARY
+from gemini.schedule.library.schedule_entry import ScheduleEntry
+from gemini.schedule.placements import PLACEMENTS
 from gemini.tune.layer_cost import CostModel, spread_layers
 from gemini.tune.memory_table import CONTEXT, static_rows
 from gemini.tune.parallel_config import AXES, RECOMPUTE, ParallelConfig
@@ -170,8 +172,17 @@ def _schedules(request: TuningRequest, pipeline: int, chunks: int, count: int) -
         return ("auto",)
     if {"schedule"} & {*request.fixed, *request.among}:
         return _values(request, "schedule", ())
-    default = ("auto",) if chunks > 1 else ("1f1b", "zb_h1")
+    default: tuple[str, ...] = ("auto",) if chunks > 1 else ("1f1b", "zb_h1")
+    if request.runs_here:  # its planner tries all that keep the weights of a stage on one worker
+        default = tuple(name for name, entry in LIBRARY.items() if _has_chunks(entry, chunks))
     return [name for name in default if name == "auto" or LIBRARY[name].admits(pipeline, count, chunks)]
+
+
+def _has_chunks(entry: ScheduleEntry, chunks: int) -> bool:
+    """Return whether a schedule of the library has that many stages per worker, and each on one worker."""
+    if entry.placement == "xshape":
+        return False
+    return chunks == entry.chunks if entry.chunks else (chunks > 1) == PLACEMENTS[entry.placement].chunked
 
 
 # ── memory ───────────────────────────────────────────────────────────────────────────────────────────────────────────
