@@ -25,6 +25,7 @@ from gemini.tune.run_settings import omitted_settings
 from gemini.tune.tuning_request import TuningRequest
 
 _MOST_STAGES, _MOST_CHUNKS, _MOST_CONTEXT, _MOST_MICRO_BATCH = 64, 16, 64, 64
+_MOST_PARTS = 32  # micro-batches of a run on one machine: each costs messages
 _LEAST_CONTEXT_TOKENS = 2048  # tokens per rank below which splitting a sequence only costs
 ORDERS = (AXES, ("tensor", "context", "pipeline", "data"))
 
@@ -74,7 +75,7 @@ def _complete(
     inside = chosen["tensor"] * chosen["context"] * pipeline
     orders = ORDERS if pipeline > 1 and data > 1 and inside <= cluster.devices_per_host else ORDERS[:1]
     recomputes = RECOMPUTE if has_scores(model) else tuple(one for one in RECOMPUTE if one != "attention")
-    for micro_batch in _values(request, "micro_batch", _divisors(local, _MOST_MICRO_BATCH)):
+    for micro_batch in _values(request, "micro_batch", _micro_batches(request, local)):
         if local % micro_batch:
             rejections.add(f"micro-batches of {micro_batch} do not divide a replica's share", f"data {data}")
             continue
@@ -123,6 +124,13 @@ def _values(request: TuningRequest, name: str, default: Iterable[Any]) -> Iterab
 
 def _divisors(number: int, most: int) -> list[int]:
     return [one for one in range(1, min(number, most) + 1) if number % one == 0]
+
+
+def _micro_batches(request: TuningRequest, local: int) -> list[int]:
+    """Return micro-batches of samples that a run divides its share into, or of few sequences."""
+    if request.runs_here:
+        return [one for one in _divisors(local, local) if local // one <= _MOST_PARTS]
+    return _divisors(local, _MOST_MICRO_BATCH)
 
 
 def _tensor_degrees(model: CostModel, cluster: Cluster, rejections: Rejections) -> list[int]:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 PART_COLOURS = {
     "compute": "#2f6f9f", "recompute": "#86b4d6", "tensor": "#d9822b", "context": "#e8b04a", "expert": "#b5651d",
     "data": "#8a63a8", "pipeline": "#5c9e6e", "bubble": "#c9d1d9", "gradients": "#a94468", "optimizer": "#4c5a67",
+    "controller": "#7a6a53",
 }  # fmt: skip
 MEMORY_COLOURS = {
     "weights": "#3d6fa8", "gradients": "#7fb2e5", "optimizer": "#c3d5e8", "gathered": "#8a63a8", "buffers": "#5c9e6e",

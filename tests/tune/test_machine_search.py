@@ -23,7 +23,9 @@ from gemini.tune.machine_search import FIXED, choose_for_run, machine_request
 from gemini.tune.pipeline_run import PipelineRun, run_pipeline
 from gemini.tune.shared_processors import share_processors
 from gemini.tune.stage_costs import StageCost
-from gemini.tune.step_simulation import simulate
+from gemini.tune.step_pictures import PART_COLOURS
+from gemini.tune.step_report import PART_NAMES
+from gemini.tune.step_simulation import PARTS, simulate
 
 
 def node(seconds: float, shares: bool = True) -> NodeTime:
@@ -114,3 +116,7 @@ def test_auto_chooses_what_the_search_finds():
     assert chosen.replicas == 2 or chosen.sharding_size == 2
     assert chosen.worker_count == 2
     assert any(line.startswith("pipeline: ") for line in lines)
+
+
+def test_every_part_of_a_step_has_a_name_and_a_colour():
+    assert set(PARTS) == set(PART_NAMES) == set(PART_COLOURS)
