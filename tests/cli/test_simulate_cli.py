@@ -119,7 +119,7 @@ def test_a_script_that_trains_nothing_is_not_captured(tmp_path, monkeypatch):
     from torch import nn
 
     monkeypatch.setattr(nn.Module, "__call__", nn.Module.__call__)
-    assert capture_script(tmp_path / "out.json", [str(script)]) == 3
+    assert capture_script(tmp_path / "out.json", 2, [str(script)]) == 3
 
 
 SCRIPT = """
