@@ -52,6 +52,8 @@ def run(args: argparse.Namespace) -> int:
     else:
         if args.cpus < 0 or not 0 < args.port < 1 << 16:
             raise UsageError(f"--cpus {args.cpus}, --port {args.port}: out of range\n    → leave them out")
+        if args.block:
+            ray_start.leave_on_signals()
         address = ray_start.start(args.address, args.port, args.join, args.cpus)
         print(f"gemini cluster: this host belongs to the cluster at {address}")
         if not args.join:

@@ -59,8 +59,12 @@ def start(host: str, port: int, join: str, cpus: int) -> str:
             stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
             env={**os.environ, "RAY_AUTH_MODE": "token"},
         )  # fmt: skip
-    note.write_text(json.dumps({"group": process.pid}))
-    _await_start(process, log)
+    try:
+        note.write_text(json.dumps({"group": process.pid}))
+        _await_start(process, log)
+    except BaseException:  # an interrupt, too, leaves nothing
+        end()
+        raise
     return join or f"{host}:{port}"
 
 
@@ -82,13 +86,18 @@ def end() -> str:
     return "Ray"
 
 
+def leave_on_signals() -> None:
+    """Turn the signals of job managers into an orderly end of this process."""
+
+    def leave(number: int, _: Any) -> None:
+        sys.exit(128 + number)
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, leave)
+
+
 def wait() -> None:
     """Wait until what `start` has started on this host ends; end it with this process."""
-
-    def leave(*_: Any) -> None:
-        sys.exit(128 + signal.SIGTERM)
-
-    signal.signal(signal.SIGTERM, leave)
     note = _note_path()
     try:
         while note.exists() and _is_running(json.loads(note.read_text())["group"]):
@@ -129,7 +138,6 @@ def _await_start(process: subprocess.Popen[bytes], log: Path) -> None:
     deadline = time.monotonic() + _STARTING
     while "Ray runtime started" not in (said := log.read_text(errors="replace")):
         if process.poll() is not None or time.monotonic() > deadline:
-            end()
             lines = [line for line in said.splitlines() if line.strip()] or ["it says nothing"]
             raise WorkerError(f"Ray does not start on {socket.gethostname()}: {lines[-1]:.300}\n    → see {log}")
         time.sleep(0.1)
