@@ -13,7 +13,7 @@ from typing import Any
 from gemini.dot_render import without_font_warnings
 from gemini.errors import MissingEngineError, ShardingError
 from gemini.ir.graph import Graph
-from gemini.ir.node import Node
+from gemini.ir.node import MODULES, Node
 from gemini.ir.pytree import Ref, leaves
 from gemini.nearest_name import nearest
 from gemini.tensor_parallel.layouts import Layout, Partial, PartialGrad, Replicate, Shard, layout_text
@@ -38,9 +38,10 @@ def check_picture_path(path: Path) -> None:
 
 def picture_scope(graph: Graph, scope: str | None = None) -> str:
     """Return the scope to draw: this one, else the first layer of the longest list; "" for a small model."""
-    scopes = list(dict.fromkeys(scope for node in graph.nodes for scope in node.scope))
+    modules = [node.target for node in graph.nodes if node.kind in MODULES]
+    scopes = list(dict.fromkeys([*(scope for node in graph.nodes for scope in node.scope if scope), *modules]))
     if scope is not None:
-        if scope not in scopes:
+        if scope and scope not in scopes:
             close = nearest(scope, scopes)
             hint = f"did you mean {close!r}?" if close else f"it has {', '.join(map(repr, scopes[:8]))} …"
             raise ShardingError(f"no op runs in a scope {scope!r}\n    → {hint}")
