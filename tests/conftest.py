@@ -35,7 +35,7 @@ DIST = (
     "instrument/test_code_tree.py::test_the_tree_holds_all",
     "instrument/test_dsl_tensorflow.py::test_no_framework",
     "instrument/test_dump.py",
-    "instrument/test_tensorflow_spelling.py::test_the_table",
+    "instrument/test_tensorflow_imports.py::test_the_table",
     "instrument/test_tracebacks.py",
     "launcher/process/",
     "launcher/test_local_step_cost.py",

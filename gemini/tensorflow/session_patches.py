@@ -53,10 +53,10 @@ def _decline(setting: str) -> None:
     """Note a setting that the script turns off; its variables stay resources, and gain what reference variables can."""
     from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable
 
-    from gemini.tensorflow.compat.reference_variables import METHODS
+    from gemini.tensorflow.compat.graph_mode import REFERENCE_METHODS
 
     if setting == "resource_variables" and setting not in _declined:
-        for name, method in METHODS.items():
+        for name, method in REFERENCE_METHODS.items():
             _replace(BaseResourceVariable, name, method)
     _declined.add(setting)
 

@@ -235,7 +235,7 @@ def test_only_the_header_and_the_edits_differ(tmp_path: Path) -> None:
         "#   managed-objects: the file does not mention .parameters( or .named_parameters(",
         "#   tensor-types: nothing to change",
         "#   device-placement: 1 edit, on line 5 of the original",
-        "#   tensorflow-spelling: the file does not mention tensorflow",
+        "#   tensorflow-imports: the file does not mention tensorflow",
         "'''Doc.'''",
     ]
     assert lines[10:] == [

@@ -67,7 +67,7 @@ def test_selection() -> None:
         "training-sites",
         "managed-objects",
         "tensor-types",
-        "tensorflow-spelling",
+        "tensorflow-imports",
     ]
     with pytest.raises(PassError, match=r"(?s)unknown pass 'device-placment'.*did you mean 'device-placement'.*'zz'"):
         select(["device-placment"], ["zz"])

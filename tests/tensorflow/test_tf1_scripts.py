@@ -147,7 +147,7 @@ def test_a_script_in_the_manner_of_bert_and_its_dump(program: Path) -> None:
     run(program, launcher(), "--dump", "dumped", "train.py")
     dumped = (program / "dumped" / "train.py").read_text()
     assert "from gemini.tensorflow.compat.graph_mode import tf1 as tf" in dumped
-    assert "#   tensorflow-spelling: 1 edit" in dumped
+    assert "#   tensorflow-imports: 1 edit" in dumped
     again = run(program, sys.executable, "dumped/train.py", "--output_dir=two")
     assert again.stdout == done.stdout
     assert [one for one in lines(again.stderr, "INFO:tensorflow:loss") if "=" not in one] == losses

@@ -27,7 +27,7 @@ BUILT_IN: dict[str, str] = {
     "managed-objects": "gemini.instrument.passes.managed_objects:ManagedObjects",
     "tensor-types": "gemini.instrument.passes.tensor_types:TensorTypes",
     "device-placement": "gemini.instrument.passes.device_placement:DevicePlacement",
-    "tensorflow-spelling": "gemini.instrument.passes.tensorflow_spelling:TensorflowSpelling",
+    "tensorflow-imports": "gemini.instrument.passes.tensorflow_imports:TensorflowImports",
 }
 """Built-in passes, in the order they run where none needs another: name → ``module:object``."""
 

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from gemini.instrument.names.tensorflow_v1_names import CONTRIB, v1_names
-from gemini.instrument.passes.tensorflow_spelling import TensorflowSpelling
+from gemini.instrument.passes.tensorflow_imports import TensorflowImports
 from tests.instrument.assert_pass import assert_pass
 
 GRAPHS = "from gemini.tensorflow.compat.graph_mode import"
@@ -24,7 +24,7 @@ CHANGED = [
     ("from tensorflow.contrib import rnn, layers as L",
      "from gemini.tensorflow.compat.contrib import rnn, layers as L"),
     ("from tensorflow.contrib.rnn import (\n    GRUCell,\n)\n",
-     "from gemini.tensorflow.compat.contrib_rnn import GRUCell\n\n\n"),
+     "from gemini.tensorflow.compat.contrib.rnn import GRUCell\n\n\n"),
     ("import tensorflow.contrib.layers as L", "from gemini.tensorflow.compat.contrib import layers as L"),
     (f"import tensorflow as tf\nfrom tensorflow.keras.layers import Dense\n{SESSION}",
      f"{GRAPHS} tf1 as tf\nfrom tf_keras.layers import Dense\n{SESSION}"),
@@ -60,22 +60,22 @@ UNCHANGED = [
 
 @pytest.mark.parametrize(("before", "after"), CHANGED)
 def test_imports_of_files_with_names_of_tensorflow_1(before: str, after: str) -> None:
-    assert_pass(TensorflowSpelling(), before, after)
+    assert_pass(TensorflowImports(), before, after)
 
 
 @pytest.mark.parametrize("text", UNCHANGED)
 def test_other_files_stay(text: str) -> None:
-    assert_pass(TensorflowSpelling(), text, text)
+    assert_pass(TensorflowImports(), text, text)
 
 
 @pytest.mark.parametrize("text", [after for _, after in CHANGED])
 def test_a_changed_file_stays(text: str) -> None:
-    assert_pass(TensorflowSpelling(), text, text)
+    assert_pass(TensorflowImports(), text, text)
 
 
 def test_unknown_parts_of_contrib_stay_for_python_to_refuse() -> None:
     text = "from tensorflow.contrib.slim import nets"
-    assert_pass(TensorflowSpelling(), text, text)
+    assert_pass(TensorflowImports(), text, text)
 
 
 NAMES = """

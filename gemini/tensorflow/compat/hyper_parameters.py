@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
-_TRUE, _FALSE = {"true", "t", "1"}, {"false", "f", "0"}
+_BOOLS = {"true": True, "t": True, "1": True, "false": False, "f": False, "0": False}
+_PAIR = re.compile(r"\s*(?P<name>\w+)\s*=\s*(?:\[(?P<list>[^\]]*)\]|(?P<value>[^,\[]*))\s*(?:,|$)")
 
 
 class HParams:
@@ -24,10 +26,9 @@ class HParams:
 
     def set_hparam(self, name: str, value: Any) -> None:
         """Replace a value by one of the same type."""
-        old = self._values[name]
-        if isinstance(old, list) != isinstance(value, list):
-            raise ValueError(f"hyper-parameter {name!r} is {old!r}, which {value!r} cannot replace")
-        self._values[name] = _of_type(old, value, name)
+        if name not in self._values:
+            raise ValueError(f"Unknown hyperparameter: {name}")
+        self._values[name] = _convert(self._values[name], value, name)
 
     def del_hparam(self, name: str) -> None:
         """Remove a value."""
@@ -57,17 +58,23 @@ class HParams:
 
     def parse(self, text: str) -> HParams:
         """Replace the values of `name=value,name=[value,value]`."""
-        for name, value in _pairs(text):
-            if name not in self._values:
-                raise ValueError(f"Unknown hyperparameter: {name}")
-            self.set_hparam(name, value)
+        at = 0
+        while at < len(text):
+            found = _PAIR.match(text, at)
+            if found is None:
+                raise ValueError(f"Could not parse hparam: {text[at:]}")
+            value = (
+                found["value"] if found["list"] is None else [one for one in re.split(r"[\s,]+", found["list"]) if one]
+            )
+            self.set_hparam(found["name"], value.strip() if isinstance(value, str) else value)
+            at = found.end()
         return self
 
     def __getattr__(self, name: str) -> Any:
-        try:
-            return self.__dict__["_values"][name]
-        except KeyError:
-            raise AttributeError(f"no hyper-parameter {name!r}") from None
+        values = self.__dict__.get("_values", {})  # a copy in the making has none
+        if name not in values:
+            raise AttributeError(f"no hyper-parameter {name!r}")
+        return values[name]
 
     def __setattr__(self, name: str, value: Any) -> None:
         self._values[name] = value
@@ -79,38 +86,15 @@ class HParams:
         return f"HParams({', '.join(f'{name}={value!r}' for name, value in sorted(self._values.items()))})"
 
 
-def _of_type(old: Any, value: Any, name: str) -> Any:
-    if isinstance(value, list):
-        return [_of_type(old[0], one, name) for one in value] if old else value
-    if old is None or isinstance(value, type(old)):
-        return value
-    if isinstance(old, bool):
-        text = str(value).lower()
-        if text not in _TRUE | _FALSE:
-            raise ValueError(f"hyper-parameter {name!r} is a bool, which {value!r} cannot replace")
-        return text in _TRUE
+def _convert(old: Any, value: Any, name: str) -> Any:
+    """Return a value in the type of the one that it replaces."""
     try:
-        return type(old)(value)
-    except (TypeError, ValueError):
-        raise ValueError(f"hyper-parameter {name!r} is {old!r}, which {value!r} cannot replace") from None
-
-
-def _pairs(text: str) -> list[tuple[str, Any]]:
-    """Read `a=1,b=[1,2],c=x`."""
-    found: list[tuple[str, Any]] = []
-    rest = text.strip()
-    while rest:
-        name, equals, rest = rest.partition("=")
-        if not equals:
-            raise ValueError(f"Could not parse hparam: {name}")
-        rest = rest.lstrip()
-        if rest.startswith("["):
-            inside, closing, rest = rest[1:].partition("]")
-            if not closing:
-                raise ValueError(f"Could not parse hparam: {name}=[{inside}")
-            found.append((name.strip(), [one.strip() for one in inside.split(",") if one.strip()]))
-            rest = rest.lstrip().removeprefix(",")
-        else:
-            value, _, rest = rest.partition(",")
-            found.append((name.strip(), value.strip()))
-    return found
+        if isinstance(old, list) and isinstance(value, list):
+            return [_convert(old[0], one, name) for one in value] if old else value
+        if not isinstance(old, list) and not isinstance(value, list):
+            if old is None or isinstance(value, type(old)):
+                return value
+            return _BOOLS[str(value).lower()] if isinstance(old, bool) else type(old)(value)
+    except (KeyError, TypeError, ValueError):
+        pass
+    raise ValueError(f"hyper-parameter {name!r} is {old!r}, which {value!r} cannot replace")

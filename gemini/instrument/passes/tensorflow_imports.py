@@ -1,9 +1,9 @@
-"""TensorFlow spelling: lets scripts of TensorFlow 1 run with TensorFlow 2.
+"""TensorFlow imports: lets scripts of TensorFlow 1 run with TensorFlow 2.
 
     import tensorflow as tf                      from gemini.tensorflow.compat.graph_mode import tf1 as tf
     from tensorflow import flags, gfile          from gemini.tensorflow.compat.graph_mode import flags, gfile
     from tensorflow.contrib import rnn           from gemini.tensorflow.compat.contrib import rnn
-    from tensorflow.contrib.rnn import GRUCell   from gemini.tensorflow.compat.contrib_rnn import GRUCell
+    from tensorflow.contrib.rnn import GRUCell   from gemini.tensorflow.compat.contrib.rnn import GRUCell
     from tensorflow.keras import layers          from tf_keras import layers
     import tensorflow.compat.v1 as tf            …; from gemini.tensorflow.compat import tf1 as tf
 
@@ -30,10 +30,10 @@ _V1 = "tensorflow.compat.v1"
 _VERSIONS = frozenset(["__version__", "VERSION", "hasattr", "executing_eagerly"])
 
 
-class TensorflowSpelling(Pass):
+class TensorflowImports(Pass):
     """The pass described above."""
 
-    name = "tensorflow-spelling"
+    name = "tensorflow-imports"
     description = "resolve the names of TensorFlow 1 to tf.compat.v1 and the compatibility layer"
     triggers = ("tensorflow",)
 
@@ -147,7 +147,7 @@ def _imported_from(origin: ast.ImportFrom, is_v1: bool, is_lost: bool) -> str | 
         return f"from {_COMPAT}.contrib import {names}"
     part = module.removeprefix("tensorflow.contrib.")
     if part != module and part in CONTRIB:
-        return f"from {_COMPAT}.contrib_{part} import {names}"
+        return f"from {_COMPAT}.contrib.{part} import {names}"
     if module == "tensorflow.keras" or module.startswith("tensorflow.keras."):
         return f"from {module.replace('tensorflow.keras', 'tf_keras', 1)} import {names}"
     return None
