@@ -2,21 +2,19 @@
 
 install(config)                     from now on: tf.gradients notes, sessions run twins
 compile_function(model, config)     the same for a model function, whose result is checked
-split_gradients(loss, variables)    gradients inside a traced tf.function, by the same twin, in place
 reports()                           what was done so far, one value per kind of step
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
 from gemini.config.gemini_config import GeminiConfig
 from gemini.errors import ConfigError, Fault
 from gemini.log import log_line
-from gemini.tensorflow.tapes import TapeEngine
 from gemini.tensorflow.traced_functions import install_functions, uninstall_functions
 from gemini.tensorflow.twin_report import TwinReport
 
@@ -31,7 +29,7 @@ def install(config: GeminiConfig) -> None:
     _installed[:] = [config]
     _reports.clear()
     patch(_make_twin)
-    install_functions(TapeEngine(config, split_gradients, record))
+    install_functions(config, record)
 
 
 def _make_twin(session: Any) -> Any:
@@ -104,17 +102,6 @@ def compile_function(model: Callable[..., Any], config: GeminiConfig) -> Callabl
         return result
 
     return compiled
-
-
-def split_gradients(loss: Any, variables: Sequence[Any], config: GeminiConfig) -> tuple[list[Any], TwinReport]:
-    """Return the gradients of `loss` by a twin inside the graph being traced, and the report of that twin.
-
-    For `tf.function`: all shapes of the batch must be static. Where there is no twin, the report has the reason, and
-    there are no gradients.
-    """
-    from gemini.tensorflow.function_twin import split_function
-
-    return split_function(loss, variables, config)
 
 
 def _has_graph_tensors(result: Any) -> bool:

@@ -12,7 +12,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from gemini.tensorflow.forward_facts import inner_types
 from gemini.tensorflow.gradient_notes import GradientNote, components
+from gemini.tensorflow.split_plan import SplitRefused
 from gemini.tensorflow.twin_graph import TwinGraph
 from gemini.tensorflow.twin_report import Comparison
 
@@ -28,33 +30,48 @@ class Runner(Protocol):
         ...
 
 
-def compare_steps(runner: Runner, twin: TwinGraph, fed: Mapping[str, Any]) -> tuple[dict[str, Any], Comparison]:
-    """Return the random numbers that were drawn, and the comparison."""
+def compare_steps(
+    runner: Runner, twin: TwinGraph, fed: Mapping[str, Any], taken: Sequence[str] = ()
+) -> tuple[dict[str, Any], Comparison]:
+    """Return the values that the step itself is to use, and the comparison.
+
+    These are the random numbers that were drawn, and the tensors `taken`: what the step would draw again to make them.
+    """
     notes = twin.notes
     tensors = [tensor for note in notes for tensor in (*note.losses, *note.tensors)]
-    losses = [loss.name for note in notes for loss in note.losses]
     old = [tensor.name for tensor in tensors]
     new, _ = twin.resolve(tensors, [])
-    random = twin.pieces.random
+    random = [*twin.pieces.random, *taken]
     names = list(dict.fromkeys([*old, *new, *random]))
-    with _keep_variables(runner, twin.graph, names, fed):
+    with _keep_variables(runner, twin.graph, names, fed) as has_updates:
+        if has_updates and taken:
+            raise SplitRefused("variables are updated in front of the gradients of a loop that draws random numbers")
         found = dict(zip(names, runner.run_names(names, (), fed), strict=True))
     pairs = {name: (found[name], found[other]) for name, other in zip(old, new, strict=True)}
+    return {name: found[name] for name in random}, compare_values(notes, pairs)
+
+
+def compare_values(notes: tuple[GradientNote, ...], pairs: Mapping[str, tuple[Any, Any]]) -> Comparison:
+    """Return the comparison of the losses and gradients of notes, by the names of their tensors."""
+    losses = [loss.name for note in notes for loss in note.losses]
     one, other = (float(np.sum([np.sum(pairs[name][at], dtype=float) for name in losses])) for at in (0, 1))
-    error, worst = _gradient_error(notes, pairs)
-    return {name: found[name] for name in random}, Comparison(one, other, error, worst)
+    return Comparison(one, other, *_gradient_error(notes, pairs))
 
 
 @contextmanager
-def _keep_variables(runner: Runner, graph: Any, names: Sequence[str], fed: Mapping[str, Any]) -> Iterator[None]:
+def _keep_variables(runner: Runner, graph: Any, names: Sequence[str], fed: Mapping[str, Any]) -> Iterator[bool]:
     """Restore the variables that tensors update by order alone, as averages of a batch norm in front of gradients."""
     import tensorflow.compat.v1 as tf
     from tensorflow.python.ops import gen_resource_variable_ops as variables
 
     tensors = [graph.get_tensor_by_name(name) for name in names]
     reached = reach_ops([tensor.op for tensor in tensors if tensor.name not in fed], fed)
-    writers = [op for op in reached if op.type.startswith(_WRITERS)]
-    handles = {tensor.ref(): tensor for op in writers for tensor in op.inputs if tensor.dtype == tf.resource}
+    functions = {one.signature.name: one for one in graph.as_graph_def().library.function}
+    writers = [
+        op for op in reached
+        if any(kind.startswith(_WRITERS) for kind in (op.type, *inner_types(op.node_def, functions)))
+    ]  # fmt: skip
+    handles = {tensor.ref(): tensor for op in writers for tensor in op.inputs if tensor.op.type == "VarHandleOp"}
     reads, holders, restores = [], [], []
     with graph.as_default(), tf.name_scope("gemini/first_step/"):
         for handle in handles.values():
@@ -63,7 +80,7 @@ def _keep_variables(runner: Runner, graph: Any, names: Sequence[str], fed: Mappi
                 holders.append(tf.placeholder(reads[-1].dtype))
                 restores.append(variables.assign_variable_op(handle, holders[-1]))
     values = runner.run_names([one.name for one in reads], (), {}) if reads else []
-    yield
+    yield bool(restores)
     if restores:
         kept = {holder.name: value for holder, value in zip(holders, values, strict=True)}
         runner.run_names([], [one.name for one in restores], kept)

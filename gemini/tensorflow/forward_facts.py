@@ -7,17 +7,19 @@ offsets) are computed there once, so that the rules of ops see numbers.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from gemini.tensorflow.loop_shapes import const_node, refine_loops
 from gemini.tensorflow.piece_layouts import Shape
 from gemini.tensorflow.split_way import ForwardOp
 
 _MOST = 1 << 22  # entries of a value that is computed in advance
-_HANDLES = (20, 21)  # DT_RESOURCE, DT_VARIANT
+VARIANT = 21  # DT_VARIANT
+_HANDLES = (20, VARIANT)  # DT_RESOURCE
 _SHAPES = ("Shape", "ShapeN", "Size", "Rank")
 _UNFOLDED = ("Const", "ReadVariableOp", "VarHandleOp", "Placeholder")
 
@@ -32,6 +34,7 @@ class ForwardFacts:
     value_of: dict[str, Any]
     tainted: frozenset[str]  # tensors that depend on a source
     trained: frozenset[str]  # tensors that depend on a variable
+    node_of: dict[str, Any]  # the definitions of the ops
 
     def __iter__(self) -> Iterator[ForwardOp]:
         return iter(self.ops)
@@ -70,10 +73,12 @@ def read_facts(ops: list[Any], sources: Mapping[str, Shape], library: Any) -> Fo
     """Return the facts of forward ops whose sources have these shapes."""
     import tensorflow.compat.v1 as tf
 
-    scratch = tf.Graph()
     nodes = [op.node_def for op in ops]
-    with scratch.as_default():
-        _import_with_shapes(tf, ops, nodes, sources, library)
+    functions = {one.signature.name: one for one in library.function} if library is not None else {}
+    scratch = _import_with_shapes(tf, ops, nodes, sources, library)
+    if loops := [node for node in nodes if "body" in node.attr and node.attr["body"].func.name in functions]:
+        refined = refine_loops(scratch, nodes, loops, functions)
+        scratch = _import_with_shapes(tf, ops, refined, sources, library)
     shape_of: dict[str, Shape | None] = {}
     type_of: dict[str, int] = {}
     for at, (name, shape) in enumerate(sources.items()):
@@ -86,21 +91,24 @@ def read_facts(ops: list[Any], sources: Mapping[str, Shape], library: Any) -> Fo
             type_of[tensor.name] = int(tensor.dtype.as_datatype_enum)
     value_of = _fold(tf, ops, nodes, shape_of, library)
     tainted, trained = _dependents(ops, sources)
-    functions = {one.signature.name: one for one in library.function} if library is not None else {}
     listed = tuple(
-        _fact(op, node, shape_of, value_of, _inner_types(node, functions)) for op, node in zip(ops, nodes, strict=True)
+        _fact(op, node, shape_of, value_of, inner_types(node, functions)) for op, node in zip(ops, nodes, strict=True)
     )
-    return ForwardFacts(listed, shape_of, type_of, value_of, frozenset(tainted), frozenset(trained))
+    node_of = {node.name: node for node in nodes}
+    return ForwardFacts(listed, shape_of, type_of, value_of, frozenset(tainted), frozenset(trained), node_of)
 
 
-def _import_with_shapes(tf: Any, ops: list[Any], nodes: list[Any], sources: Mapping[str, Shape], library: Any) -> None:
+def _import_with_shapes(tf: Any, ops: list[Any], nodes: list[Any], sources: Mapping[str, Shape], library: Any) -> Any:
+    """Return a graph of the nodes, in which every source has its shape."""
     mapped = {}
     by_name = {tensor.name: tensor for op in ops for tensor in op.inputs if tensor.name in sources}
-    for at, (name, shape) in enumerate(sources.items()):
-        dtype = by_name[name].dtype if name in by_name else tf.float32
-        mapped[name] = tf.placeholder(dtype, shape, f"gemini_source_{at}")
-    part = _graph_def(tf, nodes, library)
-    tf.import_graph_def(part, {name: mapped[name] for name in mapped if name in by_name}, name="")
+    with tf.Graph().as_default() as scratch:
+        for at, (name, shape) in enumerate(sources.items()):
+            dtype = by_name[name].dtype if name in by_name else tf.float32
+            mapped[name] = tf.placeholder(dtype, shape, f"gemini_source_{at}")
+        part = _graph_def(tf, nodes, library)
+        tf.import_graph_def(part, {name: mapped[name] for name in mapped if name in by_name}, name="")
+    return scratch
 
 
 def _graph_def(tf: Any, nodes: list[Any], library: Any) -> Any:
@@ -157,16 +165,6 @@ def _fold(
     return values
 
 
-def const_node(name: str, value: Any) -> Any:
-    """Return the node of a constant."""
-    import tensorflow.compat.v1 as tf
-
-    node = tf.NodeDef(name=name, op="Const")
-    node.attr["dtype"].type = tf.as_dtype(value.dtype).as_datatype_enum
-    node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(value))
-    return node
-
-
 def _is_foldable(op: Any, node: Any, shape_of: Mapping[str, Shape | None]) -> bool:
     if op.type in _UNFOLDED or op.op_def.is_stateful or op.type.startswith("Random"):
         return False
@@ -191,7 +189,7 @@ def _dependents(ops: list[Any], sources: Mapping[str, Shape]) -> tuple[set[str],
     return tainted, trained
 
 
-def _inner_types(node: Any, functions: Mapping[str, Any]) -> tuple[str, ...]:
+def inner_types(node: Any, functions: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the types of the stateful ops in the functions that a node calls."""
     found: set[str] = set()
     seen: set[str] = set()
@@ -205,6 +203,24 @@ def _inner_types(node: Any, functions: Mapping[str, Any]) -> tuple[str, ...]:
             if is_stateful_type(inner.op):
                 found.add(inner.op)
     return tuple(sorted(found))
+
+
+def drawing_region(
+    ops: Sequence[tuple[str, Iterable[str]]], random: set[str], makers: Mapping[str, str], variants: set[str]
+) -> set[str]:
+    """Return ops whose functions draw random numbers, with what unpacks their lists, and all that these depend on.
+
+    Only the op that one device would run draws its numbers: copies of it would begin their own. `ops` are names and
+    inputs, inputs first; `variants` are tensors that hold lists.
+    """
+    found = set(random)
+    for name, inputs in ops:
+        if any(one in variants and makers.get(one) in found for one in inputs):
+            found.add(name)
+    for name, inputs in reversed(ops):
+        if name in found:
+            found.update(makers[one] for one in inputs if one in makers)
+    return found
 
 
 def is_stateful_type(kind: str) -> bool:

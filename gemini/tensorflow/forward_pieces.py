@@ -12,12 +12,13 @@ Tensors that depend on no source of the step, such as variables as they are read
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from gemini.tensorflow.forward_facts import ForwardFacts
+from gemini.tensorflow.graph_branches import branch_owner
 from gemini.tensorflow.node_writer import NodeWriter
 from gemini.tensorflow.piece_layouts import REPLICATE, Layout, Partial, Replicate, Shard, local_shape
 from gemini.tensorflow.rules.registry import RANDOM, SAMPLERS
@@ -25,21 +26,21 @@ from gemini.tensorflow.split_plan import SplitPlan, SplitRefused
 from gemini.tensorflow.split_way import ForwardOp, Way
 
 _FLOATS = frozenset({1, 2, 14, 19})  # DT_FLOAT, DT_DOUBLE, DT_BFLOAT16, DT_HALF
+_ADDED_AT_ONCE = 4
 
 
 class ForwardPieces:
     """The pieces of all tensors, by name of the original tensor."""
 
     def __init__(
-        self, facts: ForwardFacts, plan: SplitPlan, writer: NodeWriter, node_of: Mapping[str, Any],
-        device_of: Callable[[str], tuple[int, str]],
-    ) -> None:  # fmt: skip
-        self.facts, self.plan, self._writer, self._node_of = facts, plan, writer, node_of
+        self, facts: ForwardFacts, plan: SplitPlan, writer: NodeWriter, device_of: Callable[[str], tuple[int, str]]
+    ) -> None:
+        self.facts, self.plan, self._writer = facts, plan, writer
         self._device_of = device_of  # name of an op → stage, device
         self._pieces: dict[str, list[str]] = {}
         self._whole: dict[str, str] = {}
-        self._moved: dict[tuple[str, Layout], list[str]] = {}
-        self._read: dict[str, list[str]] = {}
+        self._moved: dict[tuple[str, Layout, str], list[str]] = {}
+        self._read: dict[tuple[str, str], list[str]] = {}  # by reader's device
         self._stage: dict[str, int] = {}
         self._place: dict[str, str] = {}  # of a tensor: its device
         self.random_shapes: dict[str, Any] = {}  # tensors of the graph that steps must feed, with their values
@@ -59,9 +60,11 @@ class ForwardPieces:
             way = self.plan.way_of[op.name]
             if op.type in RANDOM:
                 self._take_random(op)
+            elif op.name in self.plan.untouched:
+                continue
             elif all(name in self.facts.value_of for name in op.outputs) and op.outputs:
                 continue  # written as constants where something reads them
-            elif way.is_whole and not any(map(self._is_new, op.inputs)) and not _has_function(op):
+            elif way.is_whole and not any(map(self._is_new, op.inputs)) and not _needs_copy(op):
                 continue
             elif way.is_whole:
                 self._write_whole(op, way, stage, device)
@@ -97,23 +100,25 @@ class ForwardPieces:
                 self._whole[name] = name
         return self._whole[name]
 
-    def pieces(self, name: str, layout: Layout) -> list[str]:
-        """Return the pieces of a tensor in a layout."""
+    def pieces(self, name: str, layout: Layout, reader: str = "") -> list[str]:
+        """Return the pieces of a tensor in a layout, for an op on the device `reader`."""
         count = self.plan.count
         if isinstance(layout, Replicate):
             whole = self.whole(name)
             if self.device_of_piece is not None and self._is_activation(name):
                 return self._copy_to_shards(name, whole)
             if name in self.facts.trained and name not in self._pieces and self.facts.type_of[name] in _FLOATS:
-                return self._read_in_turn(name, whole)
+                return self._read_in_turn(name, whole, reader)
             return [whole] * count
         if name in self._pieces and self.plan.layout_of[name] == layout:
             return self._pieces[name]
         if isinstance(layout, Partial):
             raise TypeError(f"{name} as a sum")
-        if (name, layout) not in self._moved:
-            self._moved[name, layout] = self._cut(name, layout)
-        return self._moved[name, layout]
+        place = self._place.get(name, "")
+        device = place if name in self.facts.trained or not reader else reader  # whole data is one message, not many
+        if (name, layout, device) not in self._moved:
+            self._moved[name, layout, device] = self._cut(name, layout, device)
+        return self._moved[name, layout, device]
 
     def add_pieces(self, name: str, parts: list[str]) -> None:
         """Use tensors that exist as the pieces of one."""
@@ -133,28 +138,33 @@ class ForwardPieces:
 
     def _copy_to_shards(self, name: str, whole: str) -> list[str]:
         """Return a copy per shard: the gradients of its readers add up there, and one sum per shard leaves it."""
-        if name not in self._read and self.device_of_piece is not None:
+        if (key := (name, "")) not in self._read and self.device_of_piece is not None:
             self.shared.add(name)
             devices = [self.device_of_piece(self._stage.get(name, 0), at) for at in range(self.plan.count)]
-            self._read[name] = [
+            self._read[key] = [
                 self._writer.add(
                     "Identity", self._writer.fresh("Copy"), [whole], device, T_type=self.facts.type_of[name]
                 )
                 for device in devices
             ]
-        return self._read[name]
+        return self._read[key]
 
-    def _read_in_turn(self, name: str, whole: str) -> list[str]:
-        """Return a variable per micro-batch, such that gradients add up one by one, as they come."""
-        if name not in self._read:
-            chain = [whole]
-            dtype, device = self.facts.type_of[name], self._place.get(name, "")
-            for _ in range(self.plan.count - 1):
-                chain.append(
-                    self._writer.add("Identity", self._writer.fresh("Read"), [chain[-1]], device, T_type=dtype)
-                )
-            self._read[name] = chain[::-1]
-        return self._read[name]
+    def _read_in_turn(self, name: str, whole: str, reader: str) -> list[str]:
+        """Return a variable per micro-batch, such that gradients add up on the reader's device, a few at a time.
+
+        One by one, the sum would be read and written for each; all at once, each would be held until the last.
+        """
+        dtype, device = self.facts.type_of[name], self._place.get(name, "")
+        key = (name, reader or device)
+        if key not in self._read:
+            chain: list[str] = []
+            last, is_remote = whole, key[1] != device
+            for at in range(self.plan.count):
+                if at % _ADDED_AT_ONCE == 0 and (at or is_remote):
+                    last = self._writer.add("Identity", self._writer.fresh("Read"), [last], key[1], T_type=dtype)
+                chain.append(last)
+            self._read[key] = chain[::-1]
+        return self._read[key]
 
     def _join(self, name: str, layout: Layout) -> str:
         parts, dtype, device = self._pieces[name], self.facts.type_of[name], self._place.get(name, "")
@@ -176,9 +186,8 @@ class ForwardPieces:
         joined = self._writer.concatenate(grouped, layout.dim + 1, dtype, device)
         return self._writer.reshape(joined, shape, dtype, device)
 
-    def _cut(self, name: str, layout: Shard) -> list[str]:
-        dtype, device = self.facts.type_of[name], self._place.get(name, "")
-        shape = self.facts.shape_of[name] or ()
+    def _cut(self, name: str, layout: Shard, device: str) -> list[str]:
+        dtype, shape = self.facts.type_of[name], self.facts.shape_of[name] or ()
         sizes = [size * layout.factor for size in self.plan.sizes]
         if name in self.facts.value_of:
             value = self.facts.value_of[name].reshape(self._grouped(shape, layout, sum(sizes)))
@@ -210,17 +219,17 @@ class ForwardPieces:
 
     def _write_whole(self, op: ForwardOp, way: Way, stage: int, device: str) -> None:
         name = f"{self._writer.prefix}W/S{stage}/{op.name}"
-        self._writer.copy(self._node_of[op.name], name, [self.whole(one) for one in op.inputs], device)
+        self._writer.copy(self.facts.node_of[op.name], name, [self.whole(one) for one in op.inputs], device)
         for at, output in enumerate(op.outputs):
             self._whole[output] = f"{name}:{at}"
             if not isinstance(way.outputs[at], Replicate):
-                self._pieces[output] = self._cut(output, way.outputs[at])  # type: ignore[arg-type]
+                self._pieces[output] = self._cut(output, way.outputs[at], device)  # type: ignore[arg-type]
 
     def _write_pieces(self, op: ForwardOp, way: Way, stage: int, device: str) -> None:
-        node = self._node_of[op.name]
+        node = self.facts.node_of[op.name]
         kind = "F" if any(name in self.facts.trained for name in op.inputs) else "D"
         inputs = [
-            [] if at == way.shape_input else self.pieces(name, layout)
+            [] if at == way.shape_input else self.pieces(name, layout, device)
             for at, (name, layout) in enumerate(zip(op.inputs, way.inputs, strict=True))
         ]
         made: list[list[str]] = [[] for _ in op.outputs]
@@ -267,5 +276,6 @@ class ForwardPieces:
         return self._writer.add("Mul", f"{prefix}{op.name}/weighted", [value, operand], device, T_type=dtype)
 
 
-def _has_function(op: ForwardOp) -> bool:
-    return op.type in ("While", "StatelessWhile", "If", "StatelessIf")
+def _needs_copy(op: ForwardOp) -> bool:
+    """Whether the op of the untouched graph must not be differentiated again."""
+    return op.type in ("While", "StatelessWhile", "If", "StatelessIf") or branch_owner(op.name) != op.name

@@ -14,13 +14,13 @@ from typing import Any
 
 from gemini.config.gemini_config import GeminiConfig
 from gemini.errors import PartitionError
+from gemini.tensorflow.function_comparison import FunctionStep, add_step
 from gemini.tensorflow.gradient_notes import GradientNote, components
 from gemini.tensorflow.rules.registry import RANDOM, SOURCES, STATEFUL
 from gemini.tensorflow.servers import servers_for
 from gemini.tensorflow.split_plan import BatchSource, SplitRefused
 from gemini.tensorflow.twin_builder import TwinBuilder, forward_facts, twins_of
-from gemini.tensorflow.twin_graph import TwinGraph
-from gemini.tensorflow.twin_report import TwinReport
+from gemini.tensorflow.twin_report import TwinReport, batch_text
 
 _RESOURCE = 20  # DT_RESOURCE
 _READING = RANDOM | STATEFUL
@@ -54,33 +54,40 @@ class CapturedHandle:
     control_inputs: tuple[Any, ...] = ()
 
 
-def split_function(loss: Any, variables: Sequence[Any], config: GeminiConfig) -> tuple[list[Any], TwinReport]:
-    """Return the gradients of `loss` by a twin in its graph, and a report; the gradients are empty without a twin."""
+def split_function(
+    loss: Any, variables: Sequence[Any], recorded: Sequence[Any], config: GeminiConfig
+) -> tuple[list[Any], TwinReport]:
+    """Return the gradients of `loss` by a twin in its graph, and a report; the `recorded` ones without a twin.
+
+    The step is compared with these when the function first runs.
+    """
     report = TwinReport(str(loss.name), "")
+    note = GradientNote((loss,), tuple(loss.graph.capture(one.handle) for one in variables), tuple(recorded), {})
     try:
-        sources = _sources(loss)
-        report = replace(report, batch=_batch_text(sources))
-        twin, note, report = _build(loss, variables, sources, config, report)
+        shapes = _sources(loss)
+        mirror = FunctionGraph(loss.graph)
+        facts = forward_facts([loss], shapes, mirror)
+        builder = TwinBuilder(config, servers_for(config), mirror)
+        builder.cut(facts)
+        sources = {name: BatchSource(shape) for name, shape in shapes.items()}
+        report = replace(report, batch=batch_text(shapes.values()))
+        twin, report = builder.build((note,), facts, sources, shapes, report)
     except (SplitRefused, PartitionError) as refused:
-        return [], replace(report, reason=str(refused).partition("\n")[0])
-    return _gradients(twin, note), report
+        return list(recorded), replace(report, reason=str(refused).partition("\n")[0])
+    tensors = [loss, *note.tensors]
+    names = dict(zip([one.name for one in tensors], twin.resolve(tensors, ())[0], strict=True))
+    add_step(loss.graph, FunctionStep(note, names, report))
+    return [_renamed(one, names) for one in recorded], report
 
 
-def _build(
-    loss: Any, variables: Sequence[Any], shapes: dict[str, tuple[int, ...]], config: GeminiConfig, report: TwinReport
-) -> tuple[TwinGraph, GradientNote, TwinReport]:
-    from tensorflow.python.ops import gradients_impl
+def _renamed(gradient: Any, names: dict[str, str]) -> Any:
+    """Return the gradient of the twin, in the form of that of the tape."""
+    import tensorflow as tf
 
-    graph = loss.graph
-    handles = tuple(graph.capture(one.handle) for one in variables)
-    note = GradientNote((loss,), handles, tuple(gradients_impl.gradients([loss], list(handles))), {})
-    mirror = FunctionGraph(graph)
-    facts = forward_facts([loss], shapes, mirror)
-    builder = TwinBuilder(config, servers_for(config), mirror)
-    builder.cut(facts)
-    sources = {name: BatchSource(shape) for name, shape in shapes.items()}
-    twin, report = builder.build((note,), facts, sources, shapes, report)
-    return twin, note, report
+    parts = [one.graph.get_tensor_by_name(names[one.name]) for one in components(gradient)]
+    if len(parts) == 2:
+        return tf.IndexedSlices(*parts, dense_shape=gradient.dense_shape)
+    return parts[0] if parts else None
 
 
 def _sources(loss: Any) -> dict[str, tuple[int, ...]]:
@@ -134,22 +141,6 @@ def _handle_definition() -> Any:
     return op_def_registry.get("VarHandleOp")
 
 
-def _gradients(twin: TwinGraph, note: GradientNote) -> list[Any]:
-    """Return the gradients of the twin, in the form of those of TensorFlow."""
-    import tensorflow as tf
-
-    graph = note.losses[0].graph
-    names = dict(zip([one.name for one in note.tensors], twin.resolve(note.tensors, ())[0], strict=True))
-    found: list[Any] = []
-    for gradient in note.gradients:
-        parts = [graph.get_tensor_by_name(names[one.name]) for one in components(gradient)]
-        if len(parts) == 2:
-            found.append(tf.IndexedSlices(*parts, dense_shape=gradient.dense_shape))
-        else:
-            found.append(parts[0] if parts else None)
-    return found
-
-
 def redirect(graph: Any, results: Sequence[Any]) -> None:
     """Let what has an effect or leads to the results read the twins of a function, in place of the forward parts."""
     for twin in twins_of(graph):
@@ -173,7 +164,3 @@ def _live(graph: Any, results: Sequence[Any], forward: set[str], prefix: str) ->
         seen.add(op)
         stack += [*(tensor.op for tensor in op.inputs), *op.control_inputs]
     return list(seen)
-
-
-def _batch_text(sources: dict[str, tuple[int, ...]]) -> str:
-    return ", ".join(sorted({"×".join(map(str, shape)) for shape in sources.values() if shape})) or "no batch"

@@ -6,10 +6,11 @@ the next step. A variable keeps the device that it had when it was mirrored.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from gemini.errors import GraphError
+from gemini.tensorflow.graph_branches import is_branched, write_branches
 from gemini.tensorflow.node_writer import NodeWriter
 from gemini.tensorflow.sharded_variables import VariableShards
 
@@ -23,14 +24,17 @@ class MirrorGraph:
         self.source = source
         self.graph = tf.Graph()
         self.node_of: dict[str, Any] = {}
-        self.library: Any = None
+        self.library: Any = source.as_graph_def().library
         self.variables: VariableShards | None = None
         self._writer = NodeWriter(self.graph, "gemini/variables/")
         self._version = 0
         self._device_of: dict[str, str] = {}
 
-    def sync(self, device_of: Mapping[str, str]) -> None:
-        """Copy what the source has gained; new ops take the devices given by name."""
+    def sync(self, device_of: Mapping[str, str], forward: Collection[str] = ()) -> None:
+        """Copy what the source has gained; new ops take the devices given by name.
+
+        Conditionals among the ops `forward` are written as their branches.
+        """
         if self._version == self.source.version:
             return
         fresh = self.source.as_graph_def()
@@ -38,12 +42,16 @@ class MirrorGraph:
         self.library = fresh.library
         added = self._writer.definition
         added.library.CopyFrom(fresh.library)
+        functions = {one.signature.name: one for one in fresh.library.function}
         for node in fresh.node:
             if (known := self.node_of.get(node.name)) is not None:
                 _check_unchanged(known, node)
                 continue
             self.node_of[node.name] = node
             if self.variables is not None and self.variables.write(self._writer, node):
+                continue
+            if node.name in forward and is_branched(node, functions):
+                write_branches(self._writer, node, functions, self._choose_device(node, device_of))
                 continue
             copy = added.node.add()
             copy.CopyFrom(node)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from gemini.tensorflow.forward_facts import const_node
+from gemini.tensorflow.loop_shapes import const_node
 
 _DROPPED = ("_class", "_output_shapes")
 _INT32 = 3  # DT_INT32
@@ -38,12 +38,14 @@ class NodeWriter:
         return f"{self.prefix}M/{kind}_{self._count}"
 
     def add(self, kind: str, name: str, inputs: Sequence[str], device: str, **attributes: Any) -> str:
-        """Write a node; attributes are numbers of DTypes (`…_type`) or integers."""
+        """Write a node; attributes are numbers of DTypes (`…_type`, in lists `…_types`) or integers."""
         node = self.definition.node.add(name=name, op=kind, device=device)
         node.input.extend(map(_short, inputs))
         for key, value in attributes.items():
             if key.endswith("_type"):
                 node.attr[key.removesuffix("_type")].type = value
+            elif key.endswith("_types"):
+                node.attr[key.removesuffix("_types")].list.type.extend(value)
             else:
                 node.attr[key].i = value
         return name + ":0"

@@ -55,7 +55,7 @@ def divide(units: int, count: int) -> tuple[int, ...]:
     return tuple(each + (at < more) for at in range(count))
 
 
-def reshaped(layout: Shard, before: Sequence[int], after: Sequence[int], units: int) -> Shard | None:
+def reshaped(layout: Shard, before: Sequence[int], after: Sequence[int]) -> Shard | None:
     """Return the layout after a reshape, or None where the units are no longer ranges of one dimension.
 
     The entries in row-major order are (leading, unit, trailing); a dimension of the result keeps them if the sizes in
@@ -64,7 +64,7 @@ def reshaped(layout: Shard, before: Sequence[int], after: Sequence[int], units: 
     leading = layout.outer
     for size in before[: layout.dim]:
         leading *= size
-    front = 1
+    front, units = 1, before[layout.dim] // (layout.outer * layout.factor)
     for dim, size in enumerate(after):
         if front == 0 or leading % front:
             return None

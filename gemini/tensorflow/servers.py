@@ -28,7 +28,7 @@ from gemini.config.gemini_config import GeminiConfig
 from gemini.errors import ConfigError, Fault, WorkerError
 from gemini.runtime.hosts.spawn import Process, start_process
 from gemini.tensorflow.graph_devices import GraphDevices, graph_devices
-from gemini.tensorflow.loopback import free_ports
+from gemini.tensorflow.server_process import free_ports
 
 _ENTRY = "gemini.tensorflow.server_process"
 _START_SECONDS = 120.0

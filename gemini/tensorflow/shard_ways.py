@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 from gemini.tensorflow.forward_facts import ForwardFacts
 from gemini.tensorflow.piece_layouts import PARTIAL, REPLICATE, Layout, Partial, Replicate, Shard
-from gemini.tensorflow.rules.layer_ops import product_labels
+from gemini.tensorflow.rules.layer_ops import product_letters
 from gemini.tensorflow.rules.registry import RULES
-from gemini.tensorflow.split_plan import SplitPlan, SplitRefused, check_effects, fits
+from gemini.tensorflow.split_plan import SplitPlan, SplitRefused, check_effects, fits, untouched_ops
 from gemini.tensorflow.split_way import ForwardOp, Way, whole_way
 
 _FLOATS = frozenset({1, 2, 14, 19})  # DT_FLOAT, DT_DOUBLE, DT_BFLOAT16, DT_HALF
@@ -45,7 +45,9 @@ def plan_shards(facts: ForwardFacts, request: ShardRequest, stored: Mapping[str,
         undivided |= attempt.gathered
     if not any(isinstance(layout, (Shard, Partial)) for layout in attempt.layouts.values()):
         raise SplitRefused(f"no product with a weight divides over {request.shards} shards")
-    return SplitPlan((1,) * request.shards, attempt.layouts, attempt.ways, tuple(sorted(attempt.gathered)))
+    return SplitPlan(
+        (1,) * request.shards, attempt.layouts, attempt.ways, tuple(sorted(attempt.gathered)), attempt.untouched
+    )
 
 
 class _Attempt:
@@ -59,9 +61,14 @@ class _Attempt:
         self.ways: dict[str, Way] = {}
         self.gathered: set[str] = set()
         self._origins: dict[str, frozenset[str]] = {}
+        self.untouched = untouched_ops(facts)
         for op in facts:
             if op.outputs and all(name in facts.value_of for name in op.outputs):
                 self.ways[op.name] = whole_way(op)  # a constant
+                continue
+            if op.name in self.untouched:
+                check_effects(op, is_divided=False)
+                self.ways[op.name] = whole_way(op)
                 continue
             given = [self.layouts[name] for name in op.inputs]
             is_divided = not all(isinstance(layout, Replicate) for layout in given)
@@ -76,10 +83,8 @@ class _Attempt:
         way = None
         if op.type in _PRODUCTS and not any(isinstance(layout, Shard) for layout in given):
             way = self._divide_product(op)
-        elif op.type == "Conv2D":
-            way = _convolve(op, *given)
         elif is_divided and not (op.type in _PRODUCTS and any(isinstance(one, Partial) for one in given)):
-            way = RULES[op.type](op, given, self._request.shards)
+            way = RULES[op.type](op, given)
         if way is None or way.row_input is not None or way.is_whole:
             return whole_way(op)
         if op.name in self._undivided and not isinstance(given[0], Shard):
@@ -91,17 +96,18 @@ class _Attempt:
         """Divide a product of a whole input with a weight."""
         if not self._has_weight(op) or op.name in self._undivided:
             return None
-        labels = _labels(op)
-        if labels is None or any(shape is None for shape in (*op.in_shapes, *op.out_shapes)):
+        letters = product_letters(op)
+        if letters is None or any(shape is None for shape in (*op.in_shapes, *op.out_shapes)):
             return None
-        (left, right), result = labels
-        if any(len(set(one)) < len(one) for one in (left, right, result)):
+        left, right, result = (one or "" for one in (*letters.inputs, *letters.outputs))
+        names = right.replace(".", "")
+        if any(one.count(letter) > 1 for one in (left, right, result) for letter in names):
             return None
         if self._request.dim == 0:
-            inner = (label for label in right if label in left and label not in result)
+            inner = (label for label in names if label in left and label not in result)
             ways = (self._way(op, (left.index(label), right.index(label)), None) for label in inner)
         else:
-            outer = (label for label in right if label in result and label not in left)
+            outer = (label for label in names if label in result and label not in left)
             ways = (self._way(op, (None, right.index(label)), result.index(label)) for label in outer)
         return next((way for way in ways if way is not None), None)
 
@@ -139,27 +145,3 @@ class _Attempt:
             found = frozenset()
         if not all(isinstance(layout, Replicate) for layout in way.outputs):
             self._origins.update(dict.fromkeys(op.outputs, found))
-
-
-def _labels(op: ForwardOp) -> tuple[list[str], str] | None:
-    """Return a letter per dimension of a product or a convolution; those of places in an image are no letters."""
-    if op.type != "Conv2D":
-        return product_labels(op)
-    return (["n12c", "34cf"], "n56f") if _has_one_group(op) else None
-
-
-def _has_one_group(op: ForwardOp) -> bool:
-    image, filters = (shape or () for shape in op.in_shapes)
-    return op.text("data_format") == "NHWC" and image[3:] == filters[2:3] != ()
-
-
-def _convolve(op: ForwardOp, image: Layout, filters: Layout) -> Way | None:
-    """Convolve with some of the filters, or some of the channels: then the results add up."""
-    if not _has_one_group(op):
-        return None
-    if isinstance(image, Shard) and image.dim == 3:
-        return Way((image, Shard(2, image.factor, image.outer)), (PARTIAL,))
-    if isinstance(filters, Shard) and isinstance(image, Replicate) and filters.dim > 1:
-        result = Shard(3, filters.factor)
-        return Way((REPLICATE, filters), (result,)) if filters.dim == 3 else Way((result, filters), (PARTIAL,))
-    return None

@@ -19,7 +19,7 @@ from gemini.tensorflow.node_writer import NodeWriter
 from gemini.tensorflow.piece_layouts import Shape
 from gemini.tensorflow.sharded_variables import shard_name
 from gemini.tensorflow.split_plan import BatchSource, SplitPlan, SplitRefused, plan_split
-from gemini.tensorflow.stage_placement import StagePlacement
+from gemini.tensorflow.stage_cut import StagePlacement
 
 
 class ShardedPieces:
@@ -33,7 +33,7 @@ class ShardedPieces:
         self._sources, self._micro_batches, self._mirror = sources, micro_batches, mirror
         self._prefix = f"{writer.prefix}shards/"
         self._block_name = re.compile(re.escape(self._prefix) + r"[FDW]\d*/S(\d+)/")
-        self.first = ForwardPieces(facts, plan, NodeWriter(writer.graph, self._prefix), mirror.node_of, placement)
+        self.first = ForwardPieces(facts, plan, NodeWriter(writer.graph, self._prefix), placement)
         for name in stored:
             parts = [shard_name(name.partition(":")[0], shard) + ":0" for shard in range(plan.count)]
             self.first.add_pieces(name, parts)
@@ -97,8 +97,7 @@ class ShardedPieces:
         shapes = {name: source.shape for name, source in sources.items()}
         facts = read_facts(self._mirror.complete(ops), shapes, self._mirror.library)
         plan = plan_split(facts, sources, self._micro_batches)
-        node_of = {op.name: op.node_def for op in ops}
-        self.second = ForwardPieces(facts, plan, self._writer, node_of, self._place)
+        self.second = ForwardPieces(facts, plan, self._writer, self._place)
         self._joined = self.first.joined
         self.second.write(losses=[tensor.name for tensor in tensors])
         self.first.continue_with(self._writer, self.second.whole)

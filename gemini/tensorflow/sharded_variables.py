@@ -281,7 +281,7 @@ def rest_way(op: ForwardOp, layouts: Sequence[Layout], shards: int) -> Way | Non
     rule = RULES.get(op.type)
     if rule is None or op.is_stateful or all(isinstance(layout, Replicate) for layout in layouts):
         return None
-    way = rule(op, layouts, shards)
+    way = rule(op, layouts)
     if way is None or way.is_whole or way.type or way.scale != 1.0 or way.shape_input is not None:
         return None
     if any(isinstance(one, Shard) and one.outer > 1 for one in way.outputs):

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from gemini.tensorflow.forward_facts import ForwardFacts
+from gemini.tensorflow.forward_facts import VARIANT, ForwardFacts, drawing_region
 from gemini.tensorflow.piece_layouts import REPLICATE, Layout, Replicate, Shape, Shard, divide
 from gemini.tensorflow.rules.registry import GUARDS, RANDOM, RULES, SAMPLERS, STATEFUL
 from gemini.tensorflow.split_way import ForwardOp, Way, whole_way
@@ -34,6 +34,8 @@ class SplitPlan:
     way_of: dict[str, Way]
     joined: tuple[str, ...] = field(default=())
     """Ops with divided inputs that run once on the whole batch."""
+    untouched: frozenset[str] = frozenset()
+    """Ops that are those of the untouched graph."""
 
     @property
     def units(self) -> int:
@@ -81,8 +83,9 @@ def plan_split(facts: ForwardFacts, sources: Mapping[str, BatchSource], micro_ba
     ways: dict[str, Way] = {}
     joined = []
     makers = {name: op for op in facts for name in op.outputs}
+    untouched = untouched_ops(facts)
     for op in facts:
-        given = [layouts[name] for name in op.inputs]
+        given = [REPLICATE if op.name in untouched else layouts[name] for name in op.inputs]
         is_divided = not all(isinstance(layout, Replicate) for layout in given)
         way = _choose_way(op, given, size, makers, layouts) if is_divided else whole_way(op)
         check_effects(op, is_divided)
@@ -90,7 +93,15 @@ def plan_split(facts: ForwardFacts, sources: Mapping[str, BatchSource], micro_ba
             joined.append(op.name)
         ways[op.name] = way
         layouts.update(zip(op.outputs, way.outputs, strict=True))
-    return SplitPlan(sizes, layouts, ways, tuple(joined))
+    return SplitPlan(sizes, layouts, ways, tuple(joined), untouched)
+
+
+def untouched_ops(facts: ForwardFacts) -> frozenset[str]:
+    """Return the loops and branches that draw random numbers, with all that they depend on."""
+    random = {op.name for op in facts if RANDOM & {*op.inner}}
+    makers = {name: op.name for op in facts for name in op.outputs}
+    variants = {name for name in makers if facts.type_of.get(name) == VARIANT}
+    return frozenset(drawing_region([(op.name, op.inputs) for op in facts], random, makers, variants))
 
 
 def check_effects(op: ForwardOp, is_divided: bool) -> None:
@@ -100,9 +111,7 @@ def check_effects(op: ForwardOp, is_divided: bool) -> None:
     if op.is_stateful and op.type not in STATEFUL | RANDOM:
         raise SplitRefused(f"{op.type} ({op.name}) may have effects")
     for kind in op.inner:
-        if kind in RANDOM:
-            raise SplitRefused(f"{op.name} draws random numbers ({kind}) inside a loop or branch")
-        if kind not in STATEFUL | GUARDS:
+        if kind not in STATEFUL | GUARDS | RANDOM:
             raise SplitRefused(f"{kind} inside {op.name} may have effects")
     if op.type in RANDOM - SAMPLERS and op.inputs and op.values[0] is None:
         raise SplitRefused(f"the size of the random numbers of {op.name} depends on data")
@@ -116,7 +125,7 @@ def _choose_way(
     if op.type in RANDOM:
         return whole_way(op)
     rule = RULES.get(op.type)
-    way = rule(op, given, units) if rule is not None else None
+    way = rule(op, given) if rule is not None else None
     if way is None:
         return whole_way(op)
     if way.row_input is not None and not _counts_rows(op, way, units, makers, layouts):

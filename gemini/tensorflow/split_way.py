@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from gemini.tensorflow.piece_layouts import REPLICATE, Layout, Partial, Shape, Shard
+from gemini.tensorflow.piece_layouts import REPLICATE, Layout, Shape, Shard
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Way:
     is_whole: bool = False  # runs once on the whole inputs; divided results are cut afterwards
 
 
-Rule = Callable[[ForwardOp, Sequence[Layout], int], Way | None]
+Rule = Callable[[ForwardOp, Sequence[Layout]], Way | None]
 
 
 def whole_way(op: ForwardOp) -> Way:
@@ -71,11 +71,6 @@ def whole_way(op: ForwardOp) -> Way:
 def first_shard(layouts: Sequence[Layout]) -> tuple[int, Shard] | None:
     """Return the first divided input and its layout."""
     return next(((at, layout) for at, layout in enumerate(layouts) if isinstance(layout, Shard)), None)
-
-
-def has_partial(layouts: Sequence[Layout]) -> bool:
-    """Whether some input is a sum still to be made."""
-    return any(isinstance(layout, Partial) for layout in layouts)
 
 
 def along(layouts: Sequence[Layout], at: int, op: ForwardOp, output: Layout, **more: Any) -> Way:

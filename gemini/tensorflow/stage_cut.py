@@ -1,4 +1,4 @@
-"""Stage cut: which stage of the pipeline runs each forward op and stores each variable.
+"""Stage cut: which stage of the pipeline runs each forward op and stores each variable, and the devices of the stages.
 
 Ops that depend on a variable and on a source are the work. In the order of the graph they form items, which a
 partitioner of the project distributes. Everything else follows: data with its first reader, a variable with the first
@@ -8,15 +8,46 @@ work on it, and what depends on variables alone with these.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
 
 from gemini.errors import PartitionError
 from gemini.tensorflow.forward_facts import ForwardFacts
-from gemini.tensorflow.op_costs import forward_ms, result_mb
+from gemini.tensorflow.graph_branches import branch_owner
+from gemini.tensorflow.piece_layouts import Shape
 from gemini.tensorflow.split_way import ForwardOp
 
 _ITEMS = 160  # at most
 _BACKWARD = 2.0  # times the forward pass
+_OPERATIONS_PER_MS = 2e7
+_BYTES_PER_MS = 5e6
+_OVERHEAD_MS = 0.004
+_LOOP_TURNS = 30  # of a loop whose length is unknown
+_ENTRY_BYTES = 4
+
+
+@dataclass(frozen=True)
+class StagePlacement:
+    """The stage of every forward op by name; `devices` has the first device of every stage, `shards` all of them."""
+
+    stage_of: dict[str, int]
+    devices: tuple[str, ...]
+    shards: tuple[tuple[str, ...], ...] = ()
+
+    def __call__(self, name: str) -> tuple[int, str]:
+        """Return the stage of an op and its device."""
+        stage = self.stage_of.get(branch_owner(name), 0)
+        return stage, self.devices[stage]
+
+    def shard_devices(self, name: str) -> tuple[str, ...]:
+        """Return the devices of the shards of an op."""
+        return self.shards[self.stage_of.get(name, 0)]
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether stages have several devices."""
+        return any(len(devices) > 1 for devices in self.shards)
 
 
 @dataclass(frozen=True)
@@ -116,3 +147,34 @@ def _place_others(facts: ForwardFacts, stage_of: dict[str, int]) -> None:
         if set(op.outputs) & facts.trained and not set(op.outputs) & facts.tainted:
             stored = [stage_of[makers[name]] for name in op.inputs if name in facts.trained]
             stage_of[op.name] = max(stored, default=stage_of[op.name])
+
+
+# ── costs ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+def forward_ms(op: ForwardOp) -> float:
+    """Return the time of the forward pass of an op; backward takes about twice as long."""
+    moved = sum(prod(shape) for shape in (*op.in_shapes, *op.out_shapes) if shape is not None) * _ENTRY_BYTES
+    loops = _LOOP_TURNS if op.type in ("While", "StatelessWhile") else 1
+    return _OVERHEAD_MS + loops * (_operations(op) / _OPERATIONS_PER_MS + moved / _BYTES_PER_MS)
+
+
+def result_mb(name: str, shape_of: Mapping[str, Shape | None]) -> float:
+    """Return the size of a tensor in MB; 0 where it is unknown."""
+    shape = shape_of.get(name)
+    return 0.0 if shape is None else prod(shape) * _ENTRY_BYTES / (1 << 20)
+
+
+def _operations(op: ForwardOp) -> float:
+    out = op.out_shapes[0] if op.out_shapes else None
+    if out is None or not op.in_shapes or op.in_shapes[0] is None:
+        return 0.0
+    if op.type == "MatMul":
+        return 2.0 * prod(out) * op.in_shapes[0][0 if op.flag("transpose_a") else 1]
+    if op.type.startswith("BatchMatMul"):
+        return 2.0 * prod(out) * op.in_shapes[0][-2 if op.flag("adj_x") else -1]
+    if op.type == "Einsum":
+        return 2.0 * prod(out) * op.in_shapes[0][-1]
+    if op.type in ("Conv2D", "Conv3D") and op.in_shapes[1] is not None:
+        return 2.0 * prod(out) * prod(op.in_shapes[1][:-1])
+    if op.type in ("While", "StatelessWhile"):  # products of the state with the weights that it reads
+        return sum(2.0 * prod(shape) for shape in op.in_shapes if shape is not None and len(shape) == 2)
+    return 0.0

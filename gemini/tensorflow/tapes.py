@@ -17,34 +17,24 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 from gemini.config.gemini_config import GeminiConfig
 from gemini.config.modes import Mode
 from gemini.errors import ConfigError, Fault
-from gemini.tensorflow.eager_cluster import has_devices
+from gemini.tensorflow.function_twin import split_function
 from gemini.tensorflow.servers import servers_for
 from gemini.tensorflow.twin_report import TwinReport
 
+_LOCAL = "/job:localhost/replica:0/task:0"
 _original: dict[str, Any] = {}
 _own = threading.local()
 
 
-@dataclass(frozen=True)
-class TapeEngine:
-    """What tapes need: the configuration, the gradients of a twin, and where reports go."""
-
-    config: GeminiConfig
-    split: Callable[[Any, Sequence[Any], GeminiConfig], tuple[list[Any], TwinReport]]
-    record: Callable[[TwinReport], None]
-
-
-def patch_tapes(engine: TapeEngine) -> None:
-    """Let the tapes of this process return the gradients of the engine."""
+def patch_tapes(config: GeminiConfig, record: Callable[[TwinReport], None]) -> None:
+    """Let the tapes of this process return the gradients of twins; `record` takes their reports."""
     from tensorflow.python.eager.backprop import GradientTape
 
-    restore_tapes()
     _original.update({name: getattr(GradientTape, name) for name in ("gradient", "_push_tape", "_pop_tape")})
 
     def push(tape: Any) -> None:
@@ -59,7 +49,7 @@ def patch_tapes(engine: TapeEngine) -> None:
         recorded = _original["gradient"](tape, target, sources, *args, **kwargs)
         if args or kwargs or getattr(_own, "active", False) or not _is_training_step(target, sources):
             return recorded
-        return _of_twin(tape, target, sources, recorded, engine)
+        return _of_twin(tape, target, sources, recorded, config, record)
 
     GradientTape.gradient, GradientTape._push_tape, GradientTape._pop_tape = gradient, push, pop
 
@@ -98,27 +88,27 @@ def _note(tape: Any, starts: bool) -> None:
         spans[-1][2] = len(graph.get_operations())
 
 
-def _of_twin(tape: Any, target: Any, sources: Any, recorded: Any, engine: TapeEngine) -> Any:
+def _of_twin(  # noqa: PLR0917
+    tape: Any, target: Any, sources: Any, recorded: Any, config: GeminiConfig, record: Callable[[TwinReport], None]
+) -> Any:
     import tensorflow as tf
 
     if tf.executing_eagerly():
-        _refuse(engine.config)
+        _refuse(config)
         return recorded
     targets = tf.nest.flatten(target)
     variables = [_variable(one) for one in tf.nest.flatten(sources)]
-    reason = _obstacle(tape, targets, variables, engine.config)
+    reason = _obstacle(tape, targets, variables, config)
     if reason:
-        engine.record(TwinReport(str(targets[0].name), targets[0].graph.name, reason=reason))
+        record(TwinReport(str(targets[0].name), targets[0].graph.name, reason=reason))
         return recorded
     loss = target
     if len(targets) > 1 or loss.shape.ndims != 0:  # a tape differentiates the sum
         loss = tf.add_n([tf.reduce_sum(one) for one in targets])
-    gradients, report = engine.split(loss, variables, engine.config)
-    engine.record(report)
-    flat = tf.nest.flatten(recorded)
-    if not report.runs_twin:
-        return recorded
-    return tf.nest.pack_sequence_as(sources, [new if old is not None else None for old, new in zip(flat, gradients)])
+    gradients, report = split_function(loss, variables, tf.nest.flatten(recorded), config)
+    if not report.runs_twin or loss.graph.outer_graph.building_function:  # a function in a function has no first run
+        record(report)
+    return tf.nest.pack_sequence_as(sources, gradients)
 
 
 def _is_training_step(target: Any, sources: Any) -> bool:
@@ -158,7 +148,8 @@ def _obstacle(tape: Any, targets: Sequence[Any], variables: Sequence[Any], confi
         return "a strategy of tf.distribute trains it"
     if control_flow_util.GraphOrParentsInXlaContext(targets[0].graph):
         return "the function is compiled by XLA as a whole; write jit_compile=False"
-    if not has_devices(servers_for(config)):
+    present = {one.name.replace(_LOCAL, "") for one in tf.config.list_logical_devices()}
+    if any(str(device).replace(_LOCAL, "") not in present for device in servers_for(config).devices):
         return "TensorFlow had run operations before the servers could join; start the script with gemini_python"
     outside = _outside(tape, targets, variables)
     return f"{outside} was computed outside the tape" if outside else ""

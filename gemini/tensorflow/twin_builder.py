@@ -11,18 +11,19 @@ from gemini.config.gemini_config import GeminiConfig
 from gemini.tensorflow.block_order import order_blocks
 from gemini.tensorflow.forward_facts import ForwardFacts, forward_ops, read_facts
 from gemini.tensorflow.gradient_notes import GradientNote
+from gemini.tensorflow.graph_branches import take_branches
 from gemini.tensorflow.piece_layouts import Shape
 from gemini.tensorflow.servers import Servers
 from gemini.tensorflow.shard_ways import ShardRequest, plan_shards
 from gemini.tensorflow.sharded_pieces import ShardedPieces
 from gemini.tensorflow.split_plan import BatchSource, SplitRefused, plan_split
-from gemini.tensorflow.stage_cut import CutRequest, cut_stages
-from gemini.tensorflow.stage_placement import StagePlacement
+from gemini.tensorflow.stage_cut import CutRequest, StagePlacement, cut_stages
 from gemini.tensorflow.stage_schedule import stage_schedule
 from gemini.tensorflow.twin_graph import TwinGraph
 from gemini.tensorflow.twin_report import TwinReport, WorkerShare
 
 _TWINS = "_gemini_twins"
+NOTHING_TAKEN: Mapping[str, bool] = {}
 
 
 class TwinBuilder:
@@ -96,9 +97,26 @@ def twins_of(graph: Any) -> tuple[TwinGraph, ...]:
     return getattr(graph, _TWINS, ())
 
 
-def forward_facts(losses: Sequence[Any], sources: Mapping[str, Shape], mirror: Any) -> ForwardFacts:
-    """Return the facts of the ops from sources of these shapes to losses; raises SplitRefused for a loop of ops."""
+def forward_facts(
+    losses: Sequence[Any], sources: Mapping[str, Shape], mirror: Any, taken: Mapping[str, bool] = NOTHING_TAKEN
+) -> ForwardFacts:
+    """Return the facts of the ops from sources of these shapes to losses; raises SplitRefused for a loop of ops.
+
+    `taken` has the predicates of conditionals that are known, by name.
+    """
     ops = forward_ops(losses, sources)
     if ops is None:
         raise SplitRefused("the forward part has a loop of single ops (control flow of version 1)")
+    if taken:
+        ops = _keep_needed(take_branches(ops, taken, mirror.graph), {loss.name for loss in losses})
     return read_facts(mirror.complete(ops), sources, mirror.library)
+
+
+def _keep_needed(ops: list[Any], needed: set[str]) -> list[Any]:
+    """Return the ops without those that only another branch reads."""
+    kept = []
+    for op in reversed(ops):
+        if any(one.name in needed for one in op.outputs):
+            kept.append(op)
+            needed.update(one.name for one in op.inputs)
+    return kept[::-1]

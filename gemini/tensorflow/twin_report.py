@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -41,6 +42,11 @@ class Comparison:
             error = f"{self.gradient_error:.1e} of its largest entry"
             return f"the first gradient of {self.worst_gradient} differed by {error}"
         return ""
+
+
+def batch_text(shapes: Iterable[tuple[int, ...]]) -> str:
+    """Return the shapes of what a step takes in."""
+    return ", ".join("×".join(map(str, shape)) for shape in sorted({*shapes} - {()})) or "no batch"
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from gemini.errors import GraphError
 from gemini.tensorflow.first_step import compare_steps, reach_ops
 from gemini.tensorflow.forward_facts import ForwardFacts, forward_ops
 from gemini.tensorflow.gradient_notes import GradientNote, notes_of
+from gemini.tensorflow.graph_branches import CONDITIONALS
 from gemini.tensorflow.mirror_graph import MirrorGraph
 from gemini.tensorflow.rules.registry import SOURCES
 from gemini.tensorflow.servers import Servers, servers_for
@@ -30,7 +31,7 @@ from gemini.tensorflow.sharded_variables import VariableShards, follow_updates, 
 from gemini.tensorflow.split_plan import BatchSource, SplitRefused
 from gemini.tensorflow.twin_builder import TwinBuilder, forward_facts
 from gemini.tensorflow.twin_graph import TwinGraph
-from gemini.tensorflow.twin_report import TwinReport
+from gemini.tensorflow.twin_report import TwinReport, batch_text
 
 _NOMINAL = 32  # samples, where stages are cut before a batch is known
 
@@ -41,6 +42,7 @@ class StepKind:
 
     notes: tuple[GradientNote, ...]
     data: tuple[Any, ...]  # outputs of iterators and queues
+    predicates: tuple[tuple[str, tuple[str, ...]], ...] = ()  # of conditionals, with the feeds that they follow from
 
 
 @dataclass
@@ -64,6 +66,7 @@ class TwinSession:
         self._builder = TwinBuilder(config, self._servers, self.mirror)
         self._kinds: dict[Any, StepKind] = {}
         self._steps: dict[Any, TwinStep] = {}
+        self._predicates: dict[Any, bool] = {}
         self._settings = self._servers.session_settings(session._config)
         self._settings.isolate_session_state = self._servers.is_remote
         _skip_graph_optimizer(self._settings)
@@ -81,7 +84,8 @@ class TwinSession:
         elif self.mirror.variables is not None:
             self._follow_updates(self.mirror.variables, notes)
         placement = self._builder.placement
-        self.mirror.sync({name: placement.devices[stage] for name, stage in placement.stage_of.items()})
+        devices = {name: placement.devices[stage] for name, stage in placement.stage_of.items()}
+        self.mirror.sync(devices, placement.stage_of)
 
     def _cut(self, notes: Sequence[GradientNote]) -> None:
         """Cut the stages of the forward part of all steps, for a batch of nominal size."""
@@ -158,8 +162,33 @@ class TwinSession:
                 note for note in notes_of(self.mirror.source) if any(one.op in reached for one in note.tensors)
             )
             data = tuple(tensor for op in reached if op.type in SOURCES for tensor in op.outputs)
-            self._kinds[key] = StepKind(notes, data)
+            self._kinds[key] = StepKind(notes, data, self._find_predicates(notes, fed))
         return self._kinds[key]
+
+    def _find_predicates(
+        self, notes: Sequence[GradientNote], fed: Mapping[str, Any]
+    ) -> tuple[tuple[str, tuple[str, ...]], ...]:
+        """Return the predicates of conditionals that follow from feeds and constants alone."""
+        found = {}
+        for op in forward_ops([loss for note in notes for loss in note.losses], fed) or ():
+            if op.type in CONDITIONALS and self.mirror.op(op.name).type not in CONDITIONALS:
+                predicate = op.inputs[0]
+                before = reach_ops([] if predicate.name in fed else [predicate.op], fed)
+                if not any(one.op_def.is_stateful and not one.type.startswith("Placeholder") for one in before):
+                    read = {predicate.name, *(tensor.name for one in before for tensor in one.inputs)}
+                    read |= {tensor.name for one in before for tensor in one.outputs}
+                    found[predicate.name] = tuple(sorted(read & fed.keys()))
+        return tuple(found.items())
+
+    def _take_branches(self, kind: StepKind, fed: Mapping[str, Any]) -> dict[str, bool]:
+        """Return the values of predicates in a step."""
+        taken = {}
+        for name, feeds in kind.predicates:
+            key = (name, *(np.asarray(fed[one]).tobytes() for one in feeds))
+            if key not in self._predicates:
+                self._predicates[key] = bool(fed[name] if name in fed else self.run_names([name], (), fed)[0])
+            taken[name] = self._predicates[key]
+        return taken
 
     def _take_data(self, kind: StepKind) -> dict[str, Any]:
         """Run the ops that consume data once, and return what they gave."""
@@ -173,14 +202,17 @@ class TwinSession:
         twin = step.twin
         if twin is None:
             raise GraphError("no twin")
+        sizes = twin.pieces.random_shapes
+        comparison = None
         try:
             names, ops = twin.resolve(fetches, targets)
+            if not step.is_compared:
+                taken = twin.find_boundary(names, ops) if twin.plan.untouched else ()
+                random, comparison = compare_steps(self, twin, {**fed, **sizes}, taken)
         except SplitRefused as refused:
             self._refuse(step, str(refused))
             return [tensor.name for tensor in fetches], [op.name for op in targets]
-        sizes = twin.pieces.random_shapes
-        if not step.is_compared:
-            random, comparison = compare_steps(self, twin, {**fed, **sizes})
+        if comparison is not None:
             step.is_compared = True
             step.report = replace(step.report, comparison=comparison)
             fed |= random
@@ -194,28 +226,31 @@ class TwinSession:
     # ── twins ──────────────────────────────────────────────────────────────────────────────────────────────────────
     def _step(self, kind: StepKind, fed: Mapping[str, Any]) -> TwinStep:
         shapes = tuple((name, np.shape(value)) for name, value in sorted(fed.items()))
-        key = (tuple(map(id, kind.notes)), shapes)
+        taken = self._take_branches(kind, fed)
+        key = (tuple(map(id, kind.notes)), shapes, tuple(taken.items()))
         if key not in self._steps:
-            self._steps[key] = self._build(kind, fed)
+            self._steps[key] = self._build(kind, fed, taken)
         return self._steps[key]
 
-    def _build(self, kind: StepKind, fed: Mapping[str, Any]) -> TwinStep:
-        report = TwinReport(kind.notes[0].losses[0].name, _batch_text(fed))
+    def _build(self, kind: StepKind, fed: Mapping[str, Any], taken: Mapping[str, bool]) -> TwinStep:
+        report = TwinReport(kind.notes[0].losses[0].name, batch_text(map(np.shape, fed.values())))
         try:
-            facts, sources = self._facts(kind, fed)
+            facts, sources = self._facts(kind, fed, taken)
             return TwinStep(*self._builder.build(kind.notes, facts, sources, fed, report))
         except SplitRefused as refused:
             step = TwinStep(None, report)
             self._refuse(step, str(refused))
             return step
 
-    def _facts(self, kind: StepKind, fed: Mapping[str, Any]) -> tuple[ForwardFacts, dict[str, BatchSource]]:
+    def _facts(
+        self, kind: StepKind, fed: Mapping[str, Any], taken: Mapping[str, bool]
+    ) -> tuple[ForwardFacts, dict[str, BatchSource]]:
         losses = [loss for note in kind.notes for loss in note.losses]
         ops = forward_ops(losses, fed) or ()
         used = {tensor.name: tensor for op in ops for tensor in op.inputs if tensor.name in fed}
         sources = {name: BatchSource(np.shape(fed[name]), _declared(tensor)) for name, tensor in sorted(used.items())}
         shapes = {name: source.shape for name, source in sources.items()}
-        return forward_facts(losses, shapes, self.mirror), sources
+        return forward_facts(losses, shapes, self.mirror, taken), sources
 
     def _refuse(self, step: TwinStep, reason: str) -> None:
         step.twin = None
@@ -252,8 +287,3 @@ def _declared(tensor: Any) -> list[int | None] | None:
 def _nominal_shape(tensor: Any) -> tuple[int, ...]:
     sizes = _declared(tensor)
     return () if sizes is None else tuple(_NOMINAL if size is None else size for size in sizes)
-
-
-def _batch_text(fed: Mapping[str, Any]) -> str:
-    shapes = {np.shape(value) for value in fed.values() if np.ndim(value)}
-    return ", ".join("×".join(map(str, shape)) for shape in sorted(shapes)) or "no feeds"

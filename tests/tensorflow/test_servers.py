@@ -9,7 +9,7 @@ PROGRAM = """
 import os, socket, threading, time
 from gemini import GeminiConfig
 from gemini.errors import WorkerError
-from gemini.tensorflow.loopback import listening_sockets
+from gemini.tensorflow.server_process import listening_sockets
 from gemini.tensorflow.servers import servers_for
 
 servers = servers_for(GeminiConfig(mode="pipeline", pipeline_degree=2))

@@ -243,3 +243,48 @@ def test_stages_need_work_and_devices() -> None:
         tf.train.GradientDescentOptimizer(0.1).minimize(loss)
         with tf.Session() as session, pytest.raises(ConfigError, match="no device /device:GPU:7"):
             session.run(tf.global_variables_initializer())
+
+
+def test_a_fed_flag_chooses_the_branches_that_a_twin_divides(config: GeminiConfig | None) -> None:
+    with engine(config):
+        x, y = tf.placeholder(tf.float32, [None, 6]), tf.placeholder(tf.int64, [None])
+        training = tf.placeholder_with_default(False, [])
+        h = tf.layers.batch_normalization(tf.layers.dense(x, 16, tf.nn.relu), training=training, momentum=0.5)
+        h = tf.layers.dropout(tf.layers.dense(h, 16, tf.tanh), 0.5, training=training, seed=4)
+        loss = tf.losses.sparse_softmax_cross_entropy(y, tf.layers.dense(h, 3))
+        with tf.control_dependencies(tf.get_collection(tf.GraphKeys.UPDATE_OPS)):  # inside conditionals
+            step = tf.train.GradientDescentOptimizer(0.1).minimize(loss)
+        random = np.random.RandomState(0)
+        losses = []
+        with tf.Session() as session:
+            session.run(tf.global_variables_initializer())
+            for at, one in enumerate(tf.trainable_variables()):
+                one.load(np.random.RandomState(at).randn(*one.shape.as_list()).astype("f"), session)
+            for _ in range(3):
+                feed = {x: random.rand(8, 6), y: random.randint(0, 3, 8)}
+                losses.append(session.run([loss, step], {**feed, training: True})[0])
+                losses.append(session.run(loss, feed))
+        np.testing.assert_allclose(losses, _expected.setdefault("branches", losses), rtol=1e-5)
+        for report in entry.reports():
+            assert report.reason == ""
+            assert report.micro_batches == 4
+
+
+def test_random_numbers_in_a_loop_are_drawn_by_one_op_and_layers_behind_it_divide() -> None:
+    for config in (TWIN, SHARDS):
+        with engine(config):
+            x, y = tf.placeholder(tf.float32, [None, 5, 4]), tf.placeholder(tf.int64, [None])
+            cell = tf.nn.rnn_cell.DropoutWrapper(tf.nn.rnn_cell.GRUCell(8), output_keep_prob=0.5, seed=3)
+            h, _ = tf.nn.dynamic_rnn(cell, x, dtype=tf.float32)
+            h = tf.layers.dense(tf.layers.dense(h[:, -1], 16, tf.nn.relu), 16, tf.nn.relu)
+            loss = tf.losses.sparse_softmax_cross_entropy(y, tf.layers.dense(h, 4))
+            step = tf.train.AdamOptimizer(0.01).minimize(loss)
+            with tf.Session() as session:
+                session.run(tf.global_variables_initializer())
+                for _ in range(2):
+                    assert session.run([loss, step], {x: np.ones((8, 5, 4)), y: np.zeros(8)})[0] > 0
+            (report,) = entry.reports()
+            assert report.reason == ""
+            assert report.comparison is not None
+            assert report.comparison.gradient_error <= 1e-5
+            assert min(worker.ops for worker in report.workers) > (10 if config is SHARDS else -1)

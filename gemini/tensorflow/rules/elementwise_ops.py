@@ -6,114 +6,74 @@ Linear ones also pass sums on: the sum of the results is the result of the sums.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-from gemini.tensorflow.piece_layouts import PARTIAL, REPLICATE, Layout, Partial, Shard
-from gemini.tensorflow.split_way import ForwardOp, Rule, Way, along, first_shard, has_partial
+from gemini.tensorflow.piece_layouts import Layout
+from gemini.tensorflow.rules.op_letters import Letters, align, by_letters, keep, name_dims
+from gemini.tensorflow.split_way import ForwardOp, Rule, Way
 
-_LINEAR = ("Identity", "Neg", "StopGradient", "PreventGradient", "Snapshot", "DebugIdentity")
-_SUMS = ("Add", "AddV2", "Sub", "AddN")
-_PRODUCTS = ("Mul", "MulNoNan")
-_QUOTIENTS = ("RealDiv", "Div", "DivNoNan")
-_OTHERS_NAMES = """
+_OTHERS = """
     Abs Exp Expm1 Log Log1p Sqrt Rsqrt Square Tanh Sigmoid Relu Relu6 Elu Selu LeakyRelu Softplus Softsign Erf
     Erfc Erfinv Ndtri Lgamma Digamma Sin Cos Tan Asin Acos Atan Sinh Cosh Asinh Acosh Atanh Floor Ceil Round
     Rint Sign Reciprocal Inv IsNan IsInf IsFinite LogicalNot Invert ZerosLike OnesLike CheckNumerics
     CheckNumericsV2 FloorDiv Mod FloorMod TruncateDiv TruncateMod Pow Maximum Minimum SquaredDifference Greater
     GreaterEqual Less LessEqual Equal NotEqual ApproximateEqual LogicalAnd LogicalOr Atan2 Xdivy Xlogy Xlog1py
-    BitwiseAnd BitwiseOr BitwiseXor LeftShift RightShift SelectV2 Cast ClipByValue IdentityN Bucketize
+    BitwiseAnd BitwiseOr BitwiseXor LeftShift RightShift SelectV2 Cast ClipByValue Bucketize
     StringToHashBucketFast StringToHashBucketStrong StringToNumber StringLower StringUpper
     ReluGrad Relu6Grad EluGrad SeluGrad LeakyReluGrad SoftplusGrad SoftsignGrad TanhGrad SigmoidGrad SqrtGrad
     RsqrtGrad ReciprocalGrad InvGrad
 """
-_OTHERS = frozenset(_OTHERS_NAMES.split())
+_LINEAR: dict[str, dict[str, Any]] = {
+    "Identity Neg StopGradient PreventGradient Snapshot DebugIdentity": {"linear": (0,)},
+    "Add AddV2 Sub AddN": {"adds": True},
+    "Mul MulNoNan": {"linear": (0, 1)},
+    "RealDiv Div DivNoNan": {"linear": (0,)},
+}
 
 
-def broadcast(op: ForwardOp, layouts: Sequence[Layout], units: int) -> Way | None:
-    """Divide all inputs along the dimension of the result that the first divided input has."""
-    del units
-    found = first_shard(layouts)
-    if found is None or any(shape is None for shape in (*op.in_shapes, *op.out_shapes)):
-        return None
-    at, layout = found
-    shapes = [shape or () for shape in op.in_shapes]
-    rank = len(op.out_shapes[0] or ())
-    dim = layout.dim + rank - len(shapes[at])
-    wanted: list[Layout] = []
-    for shape in shapes:
-        own = dim - rank + len(shape)
-        wanted.append(Shard(own, layout.factor, layout.outer) if own >= 0 and shape[own] > 1 else REPLICATE)
-    return Way(tuple(wanted), (Shard(dim, layout.factor, layout.outer),))
+def _broadcast(**more: Any) -> Rule:
+    def letters_of(op: ForwardOp) -> Letters | None:
+        """Align the dimensions of all inputs with those of the result."""
+        shape = op.out_shapes[0]
+        if shape is None or None in op.in_shapes:
+            return None
+        inputs = tuple(align(len(one or ()), len(shape)) for one in op.in_shapes)
+        return Letters(inputs, (align(len(shape), len(shape)),), **more)
+
+    return by_letters(letters_of)
 
 
-def linear(op: ForwardOp, layouts: Sequence[Layout], units: int) -> Way | None:
-    """Pass a sum on, else divide."""
-    if isinstance(layouts[0], Partial):
-        return Way((PARTIAL,), (PARTIAL,))
-    return broadcast(op, layouts, units)
-
-
-def sums(op: ForwardOp, layouts: Sequence[Layout], units: int) -> Way | None:
-    """Add sums part by part."""
-    if all(isinstance(layout, Partial) for layout in layouts):
-        return Way((PARTIAL,) * len(layouts), (PARTIAL,))
-    return broadcast(op, layouts, units)
-
-
-def products(op: ForwardOp, layouts: Sequence[Layout], units: int) -> Way | None:
-    """Multiply each part of a sum by a whole factor."""
-    parts = [isinstance(layout, Partial) for layout in layouts]
-    if any(parts) and not any(isinstance(layout, Shard) for layout in layouts):
-        return along(layouts, parts.index(True), op, PARTIAL)
-    return broadcast(op, layouts, units)
-
-
-def quotients(op: ForwardOp, layouts: Sequence[Layout], units: int) -> Way | None:
-    """Divide each part of a sum by a whole divisor."""
-    if isinstance(layouts[0], Partial) and not isinstance(layouts[1], Shard):
-        return Way((PARTIAL, REPLICATE), (PARTIAL,))
-    return broadcast(op, layouts, units)
-
-
-def identities(op: ForwardOp, layouts: Sequence[Layout], units: int) -> Way | None:
+def identities(op: ForwardOp, layouts: Sequence[Layout]) -> Way | None:
     """Pass several tensors on, each as it is."""
-    del units
     return Way(tuple(layouts), tuple(layouts)) if len(op.outputs) == len(op.inputs) else None
 
 
-def select(op: ForwardOp, layouts: Sequence[Layout], units: int) -> Way | None:
+@by_letters
+def select(op: ForwardOp) -> Letters | None:
     """Choose by entries, or by rows where the condition is a vector."""
-    ranks = [op.rank(at) for at in range(3)]
-    if None in ranks or len({*ranks}) == 1:
-        return broadcast(op, layouts, units)
-    found = first_shard(layouts)
-    if found is None or found[1].dim != 0 or ranks[0] != 1:
-        return None
-    return Way((found[1],) * 3, (found[1],))
+    dims = [name_dims(op, at) for at in range(3)]
+    return Letters(tuple(dims), (dims[1],)) if dims[1] is not None and None not in dims else None
 
 
-def bias(op: ForwardOp, layouts: Sequence[Layout], units: int) -> Way | None:
+@by_letters
+def bias(op: ForwardOp) -> Letters | None:
     """Add a vector along the channels."""
-    del units
-    layout, shape = layouts[0], op.in_shapes[0]
-    if not isinstance(layout, Shard) or shape is None:
+    dims = name_dims(op)
+    if dims is None:
         return None
-    channel = 1 if op.text("data_format") == "NCHW" else len(shape) - 1
-    vector: Layout = Shard(0, layout.factor, layout.outer) if layout.dim == channel else REPLICATE
-    return Way((layout, vector), (layout,))
+    return Letters((dims, dims[1 if op.text("data_format") == "NCHW" else -1]), (dims,))
 
 
-def lookup(op: ForwardOp, layouts: Sequence[Layout], units: int) -> Way | None:
+@by_letters
+def lookup(op: ForwardOp) -> Letters | None:
     """Look keys up in a table."""
-    del units
-    return None if has_partial(layouts) or not isinstance(layouts[1], Shard) else along(layouts, 1, op, layouts[1])
+    dims = name_dims(op, 1)
+    return None if dims is None else keep(op, 1, dims)
 
 
 RULES: dict[str, Rule] = {
-    **dict.fromkeys(_OTHERS, broadcast),
-    **dict.fromkeys(_LINEAR, linear),
-    **dict.fromkeys(_SUMS, sums),
-    **dict.fromkeys(_PRODUCTS, products),
-    **dict.fromkeys(_QUOTIENTS, quotients),
+    **dict.fromkeys(_OTHERS.split(), _broadcast()),
+    **{kind: _broadcast(**more) for names, more in _LINEAR.items() for kind in names.split()},
     "IdentityN": identities,
     "Select": select,
     "BiasAdd": bias,
