@@ -6,9 +6,11 @@ import os
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from gemini.errors import GeminiError
+from gemini.batch_analysis.batchnorm import uses_batch_statistics
+from gemini.errors import GeminiError, ProfileError
 from gemini.planner.plan_request import PlanRequest
 from gemini.planner.schedule_choice import ACTION_MS, step_overhead_ms
 from gemini.profiling.node_tensors import tensor_inputs, value_size
@@ -29,6 +31,7 @@ _PARTS = 4  # the smaller batch is this part of the larger one
 _FIXED_S = 8e-6  # of a node, where only one size was measured
 _WEIGHT_SHARE = 0.5  # of a backward, where it was not measured
 _UPDATED = 1 << 22  # elements of the trial update
+_STATISTICS = "batch normalization in training takes statistics over the batch"
 _UNDIVIDED = "none of its parameters can be divided"
 
 
@@ -41,6 +44,8 @@ def capture_machine_costs(
     from gemini.planner.step_planner import profile_micro_batch
 
     kwargs = kwargs or {}
+    if not any(one.requires_grad for one in model.parameters()):
+        raise ProfileError("none of its parameters has a gradient: there is nothing to train\n    → unfreeze some")
     alone = _time_step(model, args, kwargs)
     graph = capture(model, args, kwargs)
     cores = len(os.sched_getaffinity(0))
@@ -55,7 +60,9 @@ def capture_machine_costs(
             profiles[small] = profile_micro_batch(graph, *call, request)
         except GeminiError:  # its graph is for this size only
             pass
-    return _machine_costs(graph, profiles, workers, alone / samples)
+    costs = _machine_costs(graph, profiles, workers, alone / samples)
+    coupled = any(uses_batch_statistics(module) for module in model.modules())
+    return replace(costs, coupled=_STATISTICS) if coupled else costs
 
 
 def plan_costs(plan: StepPlan, workers: int, alone: float) -> MachineCosts:

@@ -66,6 +66,7 @@ class MachineCosts:
     update: float = 0.0  # seconds of the optimizer
     summed: Mapping[int, float] = field(default_factory=dict, hash=False)  # bytes summed per step, by number of shards
     undivided: Mapping[int, str] = field(default_factory=dict, hash=False)  # why so many shards are impossible
+    coupled: str = ""  # why the batch must stay one micro-batch; '': it may be split
     sequence: int = 1
 
     @property
@@ -96,6 +97,8 @@ class MachineCosts:
         """Return why a run on this machine cannot have this configuration."""
         found = [f"{name} {getattr(config, name)} on this machine" for name, only in _SCRIPT if
                  getattr(config, name) != only]  # fmt: skip
+        if self.coupled and config.micro_batch != config.batch:
+            found.append(f"micro-batches: {self.coupled}")
         if config.stages > self.layers:
             found.append(f"{config.stages} stages of {self.layers} operators")
         if config.tensor > 1 and not all(config.tensor in node.shares for node in self.chain):

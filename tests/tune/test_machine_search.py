@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 from torch import nn
 
 from gemini.config.gemini_config import GeminiConfig
+from gemini.errors import ProfileError
 from gemini.planner.plan_request import PlanRequest
 from gemini.planner.step_planner import plan_step
 from gemini.tune import ParallelConfig, tune
 from gemini.tune.layer_cost import LayerCost
 from gemini.tune.local_machine import local_cluster
-from gemini.tune.machine_capture import plan_costs
+from gemini.tune.machine_capture import capture_machine_costs, plan_costs
 from gemini.tune.machine_costs import MachineCosts, NodeShare, NodeTime, balance_nodes, load_costs, save_costs
 from gemini.tune.machine_search import FIXED, choose_for_run, machine_request
 from gemini.tune.pipeline_run import PipelineRun, run_pipeline
@@ -120,3 +121,14 @@ def test_auto_chooses_what_the_search_finds():
 
 def test_every_part_of_a_step_has_a_name_and_a_colour():
     assert set(PARTS) == set(PART_NAMES) == set(PART_COLOURS)
+
+
+def test_a_batch_that_must_stay_whole_is_not_split():
+    found = tune(machine_request(replace(chain([0.1] * 8), coupled="statistics"), 2, 8))
+    assert {one.config.micro_batch for one in found.found} == {8}
+    assert any("statistics" in reason for reason in found.rejections.counts)
+
+
+def test_a_model_without_gradients_is_refused():
+    with pytest.raises(ProfileError, match="nothing to train"):
+        capture_machine_costs(nn.Linear(2, 2).requires_grad_(False), (torch.ones(2, 2),))
