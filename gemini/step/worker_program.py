@@ -90,7 +90,8 @@ class StepProgram:
     detached: frozenset[int] = frozenset()  # stages in which no value has a gradient
     tail: Tail | None = None  # runs once on all micro-batches; its stage is the last, and in no order
     shards: tuple[int, ...] = ()  # of every stage: the workers that run it together; (): one each
-    collectives: Sequence[tuple[dict[str, int], dict[str, int]]] = ()  # of stages with several: forward, backward
+    # Of stages with several: forward, backward; None where they depend on sizes.
+    collectives: Sequence[tuple[dict[str, int], dict[str, int]] | None] = ()
     written: Mapping[int, tuple[int, ...]] = field(default_factory=dict)  # of stages with several: buffers they write
 
     def __post_init__(self) -> None:

@@ -6,15 +6,16 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeAlias
 
 from gemini.ir.def_use import rewrite_refs
 from gemini.ir.graph import Graph
 from gemini.ir.pytree import Ref
 from gemini.ir.symint import Expr
 from gemini.tensor_parallel.layouts import move_collectives
-from gemini.tensor_parallel.shard_plan import InnerCollective, ShardPlan
+from gemini.tensor_parallel.shard_plan import DIVIDED_RECURRENCE, InnerCollective, ShardPlan
 
+StageCollectives: TypeAlias = tuple[dict[str, int], dict[str, int]]
 MOVE = "gemini.collectives.value_moves.move"
 
 
@@ -39,18 +40,20 @@ class LocalGraph:
     def _sources(self) -> dict[int, int]:
         return {own: node for node, own in self.node_of.items()}
 
-    def collectives(self, plan: ShardPlan, needed: Collection[int]) -> list[tuple[dict[str, int], dict[str, int]]]:
+    def collectives(self, plan: ShardPlan, needed: Collection[int]) -> list[StageCollectives | None]:
         """Return the collectives of each stage on one micro-batch, forward and at most backward, by name.
 
-        A backward repeats those of recomputed nodes, as far as it needs their results. `needed` are the nodes of which
-        a stage has code.
+        None for a stage with recurrent layers, whose collectives are as many as an input has steps. A backward repeats
+        those of recomputed nodes, as far as it needs their results. `needed` are the nodes of which a stage has code.
         """
         inner = {self.node_of[one.node]: one.collectives for one in plan.nodes if one.collectives}
-        return [self._count([at for at in stage if at in needed], inner) for stage in self.stages]
+        recurrent = {self.node_of[one.node] for one in plan.nodes if one.local == DIVIDED_RECURRENCE}
+        return [
+            None if recurrent.intersection(stage) else self._count([at for at in stage if at in needed], inner)
+            for stage in self.stages
+        ]
 
-    def _count(
-        self, stage: Iterable[int], inner: Mapping[int, tuple[InnerCollective, ...]]
-    ) -> tuple[dict[str, int], dict[str, int]]:
+    def _count(self, stage: Iterable[int], inner: Mapping[int, tuple[InnerCollective, ...]]) -> StageCollectives:
         forward, backward = Counter[str](), Counter[str]()
         for at in stage:
             node = self.graph.nodes[at]

@@ -31,14 +31,14 @@ class ShardedStages(NamedTuple):
 
     `groups` are the workers of each stage that has several, by shard; `layouts` those of parameters that are not simply
     whole, by number; `written` the positions of the buffers that a stage writes; `collectives` those of a stage on one
-    micro-batch, forward and at most backward, by name. With `are_remote`, the shards gather gradients: not all of them
-    share memory with the controller.
+    micro-batch, forward and at most backward, by name, or None where they depend on sizes. With `are_remote`, the
+    shards gather gradients: not all of them share memory with the controller.
     """
 
     groups: dict[int, tuple[int, ...]]
     layouts: dict[int, Any]
     written: dict[int, tuple[int, ...]]
-    collectives: dict[int, tuple[dict[str, int], dict[str, int]]]
+    collectives: dict[int, tuple[dict[str, int], dict[str, int]] | None]
     are_remote: bool = False
 
 
@@ -164,7 +164,7 @@ class StageShards:
         yield
         if group is not None:
             found, planned = group.counted() - before, self._planned(stage, 0)
-            if found != planned:
+            if planned is not None and found != planned:
                 raise CollectiveMismatchError(f"forward of stage {stage}: {_text(found)}, planned {_text(planned)}")
 
     @contextmanager
@@ -174,11 +174,12 @@ class StageShards:
         yield
         if group is not None:
             found, planned = group.counted() - before, self._planned(stage, 1)
-            if found - planned:
+            if planned is not None and found - planned:
                 raise CollectiveMismatchError(f"backward of stage {stage}: {_text(found)}, planned {_text(planned)}")
 
-    def _planned(self, stage: int, phase: int) -> Counter[str]:
-        return Counter(self.collectives[stage][phase])
+    def _planned(self, stage: int, phase: int) -> Counter[str] | None:
+        planned = self.collectives[stage]
+        return None if planned is None else Counter(planned[phase])
 
     def begin(self, groups: Mapping[tuple[int, ...], ShardGroup]) -> None:
         """Renew the copies of buffers, before a shard writes the shared ones."""
