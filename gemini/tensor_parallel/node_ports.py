@@ -207,10 +207,14 @@ def overwritten_values(graph: Graph) -> set[Ref]:
     }  # fmt: skip
 
 
+_SETTERS = ("torch.Tensor.requires_grad.__set__", "torch.Tensor.requires_grad_")  # of values that require a gradient
+
+
 def values_with_gradients(graph: Graph) -> frozenset[Ref]:
     """Return the values that have a gradient, those included that receive one when an op writes to them."""
     found = {Ref(node.id, source, path) for node in graph.nodes for (source, path), meta in node.outputs.items()
              if meta.requires_grad}  # fmt: skip
+    found |= {ref for node in graph.nodes if node.target in _SETTERS for ref in [*node.inputs()][:1]}
     roots, _ = _writers(graph)
     overwritten = overwritten_values(graph)
     gained: set[int] = set()
