@@ -42,7 +42,7 @@ def needed(plan: StepPlan) -> float:
 @pytest.fixture
 def steady(monkeypatch: pytest.MonkeyPatch) -> None:
     """Times that are the same on every machine: by the measured ones layers are dealt out, and so is their memory."""
-    measured = step_planner._profile_micro_batch
+    measured = step_planner.profile_micro_batch
 
     def timed(cost: NodeCost) -> NodeCost:
         forward_ms, backward_ms = {"0": (1.0, 2.0), "1": (0.3, 0.3)}.get(cost.name[-1], (0.0, 0.0))  # linear, GELU
@@ -52,7 +52,7 @@ def steady(monkeypatch: pytest.MonkeyPatch) -> None:
         found = measured(*given)
         return replace(found, nodes=tuple(map(timed, found.nodes)))
 
-    monkeypatch.setattr(step_planner, "_profile_micro_batch", profiled)
+    monkeypatch.setattr(step_planner, "profile_micro_batch", profiled)
 
 
 @pytest.mark.usefixtures("steady")

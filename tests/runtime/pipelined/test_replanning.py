@@ -95,14 +95,14 @@ def compiled(folder: Path) -> tuple[nn.Module, ManagedModel]:
 @pytest.fixture
 def managed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))  # kept plans are of this test only
-    profiled = step_planner._profile_micro_batch
+    profiled = step_planner.profile_micro_batch
 
     def wrong(*asked: Any) -> Profile:
         """All nodes take the same: what is planned first does not depend on how busy this machine is."""
         found = profiled(*asked)
         return replace(found, nodes=tuple(replace(node, forward_ms=0.1, backward_ms=0.1) for node in found.nodes))
 
-    monkeypatch.setattr(step_planner, "_profile_micro_batch", wrong)
+    monkeypatch.setattr(step_planner, "profile_micro_batch", wrong)
     model, found = compiled(tmp_path)
     yield model, found
     found.pool.stop()
