@@ -10,7 +10,6 @@ whole backward is I and W in one, too.
 
 from __future__ import annotations
 
-import marshal
 import time
 from collections import deque
 from collections.abc import Mapping
@@ -30,13 +29,12 @@ from gemini.runtime.step_messages import PeerMessage, Step, Stepped
 from gemini.runtime.transport.channel import ChannelClosed
 from gemini.runtime.worker.gradient_buffers import GradientBuffers, LooseGradients
 from gemini.runtime.worker.gradient_stream import StreamedGradients
-from gemini.runtime.worker.group_gradients import gather_slices
 from gemini.runtime.worker.microbatch_inputs import MicrobatchInputs
 from gemini.runtime.worker.p2p import PeerLinks, StepAborted
 from gemini.runtime.worker.program_state import InstalledProgram, WorkerPlan
-from gemini.runtime.worker.replica_update import ReplicaGradients
 from gemini.runtime.worker.side_effect_check import Refusal
 from gemini.runtime.worker.stage_state import LiveStage, MicrobatchGraph, graph_edge, save_nothing
+from gemini.runtime.worker.step_reply import build_reply
 from gemini.runtime.worker.value_mailbox import ValueMailbox
 from gemini.runtime.worker.whole_batch_stage import run_tail
 from gemini.schedule.block import FORWARD, LETTERS, WEIGHT_GRADIENT
@@ -129,7 +127,7 @@ class StepRunner:
             self.peers.release_slabs()
         for number, stage in self.plan.stages.items():
             stage.check(self.saved[number])
-        return self._report()
+        return build_reply(self)
 
     def before(self) -> StepBackup:
         """Return what is needed to undo the step, without anything computed in it."""
@@ -193,7 +191,7 @@ class StepRunner:
             stage.buffers.restore([(at, before) for at, before in self.saved[task.stage] if at in once])
         with ExitStack() as stack:
             self.region.enter(stack, Region.current())
-            group = self._group(task.stage)
+            group = self.group_of(task.stage)
             stack.enter_context(use_group(group))
             if self.program.shards is not None:
                 stack.enter_context(self.program.shards.check_forward(task.stage, group))
@@ -210,7 +208,7 @@ class StepRunner:
             except BaseException as error:
                 raise StageRaised(error, task, stage) from error
 
-    def _group(self, stage: int) -> ShardGroup | None:
+    def group_of(self, stage: int) -> ShardGroup | None:
         """Return the group of shards that run a stage; None for a stage with a single one."""
         shards = self.program.shards
         return None if shards is None or stage not in shards.members else self.groups[shards.members[stage]]
@@ -256,7 +254,7 @@ class StepRunner:
             state = self.mailbox.states.get(task.stage, self.request.generator)
             if state:
                 set_state(state, self.device)
-            group = self._group(task.stage)
+            group = self.group_of(task.stage)
             shard = (0, 1) if group is None else (group.rank, group.size)
             self.sliced_rng[task.stage] = SlicedRandomOps(self._random_ops(task.stage), self.inputs.total, shard)
         where = self.inputs.starts[task.mid], self.inputs.sizes[task.mid]
@@ -355,7 +353,7 @@ class StepRunner:
         drawn = self.sliced_rng.get(task.stage) if task.kind != TAIL or self.plan.tail.stage is not None else None
         try:
             drawing = drawn.recompute() if drawn is not None else nullcontext()
-            group, shards = self._group(task.stage), self.program.shards
+            group, shards = self.group_of(task.stage), self.program.shards
             checking = nullcontext() if shards is None else shards.check_backward(task.stage, group)
             with STORE.collect_into(queue), drawing, use_group(group), checking:
                 accumulate([edge for edge, _ in roots], [gradient for _, gradient in roots])
@@ -398,104 +396,9 @@ class StepRunner:
         run_delayed(self.delayed.pop((task.stage, task.mid)), self.gradients)
         self.trace.append(("W", task.stage, task.mid, begin, time.perf_counter()))
 
-    # ── the end ────────────────────────────────────────────────────────────────────────────────────────────────
     def _send_bucket(self, parameters: list[torch.Tensor]) -> None:
         """Send gradients that are complete."""
         numbers, latest = self.program.numbers, self.program.latest
         keys = [(numbers[id(one)], latest.get(id(one), 0)) for one in parameters]
         with suppress(ChannelClosed):  # the next receive reports it
             self.control.send(GradientBucket(0, self.request.step, keys, [one.grad for one in parameters]))
-
-    def _sum_partial_gradients(self) -> None:
-        """Sum the gradients of which every shard has a part, after the last backward."""
-        shards = self.program.shards
-        for parameter in shards.partial if shards is not None else ():
-            stage = self.program.latest.get(id(parameter), -1)
-            group = self._group(stage)
-            if group is not None and stage in self.plan.stages and parameter.grad is not None:
-                parameter.grad.copy_(group.all_reduce(parameter.grad))
-
-    def _gather_slices(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Return the divided parameters of shards that share no memory, with their whole gradients, in shard 0."""
-        shards, leaves = self.program.shards, self.plan.group_places.parts
-        if shards is None or not self.shards_gather or not leaves:
-            return []
-        found = []
-        for members in sorted({shards.members[stage] for stage in self.plan.stages if stage in shards.members}):
-            found += gather_slices([shards.slices[key] for key in leaves], self.groups[members])
-        return found
-
-    def _report(self) -> Stepped:
-        numbers, latest = self.program.numbers, self.program.latest
-        leaves = [
-            (number, tensor)
-            for number, (tensor, _) in self.operands.whole.items()
-            if tensor.requires_grad and id(tensor) not in numbers and self.plan.reports(self.plan.loss_stage)
-        ]
-        if isinstance(self.gradients, StreamedGradients):
-            self.gradients.end()
-            self.plan.gradient_parts = self.gradients.parts
-        self.gradients.adopt(self.program.parameters)  # including those that only the loss uses
-        if self.plan.members:
-            self._retain_for_sum()
-        self._sum_partial_gradients()
-        gathered = self._gather_slices()
-        if not any(self.plan.reports(stage) for stage in self.plan.stages):
-            return self._report_nothing()
-        if self.program.shards is not None:
-            self._withhold()
-        loose = [p for p in self.program.parameters if p.grad is not None and self.gradients.is_loose(p.grad)]
-        tensors: list[Any] = [parameter.grad for parameter in loose] + [whole for _, whole in gathered]
-        shared = self.gradients.hand_over()
-        if self.gradients.group is not None and not self.gradients.group.is_handed_over(shared):
-            self.control.transport.buffers[0].pool.release(self.gradients.group.release())
-        for parameter in loose:
-            parameter.grad = None
-        loose += [leaf for leaf, _ in gathered]
-        if self.root is not None:
-            tensors.append(self.root)
-        given = [key for key, parts in self.input_gradients.items() if any(part is not None for part in parts.values())]
-        tensors += [self.inputs.join_gradients(name, self.input_gradients[name, stage]) for name, stage in given]
-        operand_gradients = [(number, leaf.grad) for number, leaf in leaves if leaf.grad is not None]
-        tensors += [grad for _, grad in operand_gradients]
-        drawing = self.plan.drawing
-        gradients = [
-            (numbers[id(one.parameter)], latest.get(id(one.parameter), 0), (one.device, one.header)) for one in shared
-        ]
-        return Stepped(
-            self.request.number, *self.plan.layout(gradients, self.request.layout),
-            [(numbers[id(one)], latest.get(id(one), 0)) for one in loose], self.root is not None, given,
-            [number for number, _ in operand_gradients],
-            self.rng_states.get(drawing[-1], b"") if drawing else b"", marshal.dumps(self.trace), tensors,
-        )  # fmt: skip
-
-    def _retain_for_sum(self) -> None:
-        """Retain the gradients of the stages, which the first of the replicas reports."""
-        is_first = self.plan.place == self.plan.members[0]
-        stages = [parameter for _, stage in sorted(self.plan.stages.items()) for parameter in stage.parameters]
-        copies = not is_first and isinstance(self.gradients, GradientBuffers)
-        self.plan.replica_gradients = found = ReplicaGradients(stages, copies=copies)
-        if not is_first:
-            self.gradients.withhold(found.parameters)
-
-    def _withhold(self) -> None:
-        """Drop what the first shard of a group reports, where this worker has other stages alone."""
-        shards = self.program.shards
-        self.gradients.withhold([] if shards is None else shards.unreported)
-        if not self.plan.reports(self.plan.loss_stage):
-            self.root = None
-        self.input_gradients = {
-            (name, stage): parts for (name, stage), parts in self.input_gradients.items() if self.plan.reports(stage)
-        }
-
-    def _report_nothing(self) -> Stepped:
-        """Return the reply of a shard whose results the first shard of its group reports."""
-        drawing = self.plan.drawing
-        for parameter in self.program.parameters:
-            parameter.grad = None
-        self.gradients.discard()
-        state = self.rng_states.get(drawing[-1], b"") if drawing else b""
-        return Stepped(
-            self.request.number, *self.plan.layout([], self.request.layout), [], False, [], [], state,
-            marshal.dumps(self.trace), [],
-        )  # fmt: skip
