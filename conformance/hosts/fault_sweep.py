@@ -64,8 +64,12 @@ class Sweep:
         disk.mkdir()
         subprocess.run(["mount", "-t", "tmpfs", "-o", "size=600m", "tmpfs", str(disk)], check=True)
         self.disk, self.failures = disk, list[str]()
-        self.place = self.hosts.start_cluster()
-        self.expected = self.read_losses(self.hosts.run(1, sys.executable, "train.py").stdout)
+        try:
+            self.place = self.hosts.start_cluster()
+            self.expected = self.read_losses(self.hosts.run(1, sys.executable, "train.py").stdout)
+        except BaseException:  # an interrupt, too, leaves nothing
+            self.close()
+            raise
 
     def close(self) -> None:
         """End everything."""
