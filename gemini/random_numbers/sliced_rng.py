@@ -43,7 +43,8 @@ class SlicedRandomOps:
     def __init__(self, patterns: Sequence[RandomOpPattern], samples: int, shard: tuple[int, int] = (0, 1)) -> None:
         """`shard`: the number of the shard that runs the stage, and how many there are."""
         self.patterns, self.samples, self.shard = patterns, samples, shard
-        self._is_whole = all(pattern.shard is None for pattern in patterns)
+        # exchanged values may have another memory order than on one device, in which masks would be others
+        self._is_whole = shard[1] == 1 and all(pattern.shard is None for pattern in patterns)
         self._whole: list[torch.Tensor] = []
         self._next: torch.Tensor | None = None  # the generator state for the next random op of the whole batch
         self._places: dict[int, tuple[tuple[int, int], int]] = {}  # mark → samples, number of the random op

@@ -164,7 +164,7 @@ class Verification:
             self.local_ms = wall_ms
             if all(worker.device.kind == "cpu" for worker in self.managed.pool.workers):  # backward runs in this thread
                 self.local_ms = min(wall_ms, (time.thread_time() - cpu) * 1e3)
-            self.journal.local_ms = self.journal.local_ms or wall_ms
+            self.journal.local_ms = self.journal.local_ms or self.local_ms
 
     def check_outputs(
         self, kind: CallKind, prepared: PreparedLoss, found: list[torch.Tensor], before: PublishedState,
