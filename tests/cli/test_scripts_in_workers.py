@@ -122,6 +122,7 @@ TYPES = """
 """
 
 
+@pytest.mark.slow
 def test_the_types_of_deferred_tensors_are_those_of_python(folder: Path) -> None:
     steps, _, _ = SCRIPT.rpartition("    print(")
     (folder / "train.py").write_text(steps + TYPES)

@@ -124,6 +124,7 @@ def test_a_check_finds_faults_of_stages_and_plans(folder: Path) -> None:
         (home / "plan.json").write_text(plan)
 
 
+@pytest.mark.slow
 def test_an_edited_stage_runs(folder: Path) -> None:
     stage = folder / "parallel/stages/Sequential/stage_1.py"
     before = stage.read_text()

@@ -70,6 +70,7 @@ def test_an_array_of_a_buffer_is_found() -> None:
     assert held is not None
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("make", "holder"),
     [

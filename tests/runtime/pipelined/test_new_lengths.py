@@ -204,6 +204,7 @@ def train(model: nn.Module, case: Case, samples: tuple[int, ...], lengths: tuple
     yield torch.get_rng_state()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "varies", [pytest.param(False, marks=pytest.mark.slow, id="length"), pytest.param(True, id="length-and-samples")]
 )

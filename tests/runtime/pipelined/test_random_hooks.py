@@ -64,6 +64,7 @@ def gradients(model: nn.Module, hook: Callable[[torch.Tensor], object], at: int)
     return seen
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("at", [0, 3])
 @pytest.mark.parametrize("name", DRAWING)
 def test_they_draw_in_their_turn(name: str, at: int, pool: WorkerPool) -> None:

@@ -12,6 +12,7 @@ from tests.programs.pipelined_runs import STEPS, made, manage, train
 from tests.programs.training_steps import PROGRAMS
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_trains_as_one_process(name: str, pool: WorkerPool) -> None:
     program = PROGRAMS[name]

@@ -46,6 +46,7 @@ def train(model: nn.Module, program: Program) -> list[Any]:
     return [*seen, torch.get_rng_state()]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ODD)
 def test_sees_what_one_process_sees(name: str, pair_of: Callable[[Program], Pair]) -> None:
     program = ODD[name]

@@ -104,6 +104,7 @@ CORRUPTIONS: dict[str, tuple[Callable[[], Net], list[Pair], str]] = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", CORRUPTIONS)
 def test_a_corrupted_plan_is_found_and_trains_as_one_process(
     name: str, pool: WorkerPool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -186,6 +186,7 @@ def compare(model: nn.Module, loss: Loss, sizes: tuple[int, ...], pool: WorkerPo
     return story
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("make", "loss"),
     [

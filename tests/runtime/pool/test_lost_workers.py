@@ -83,6 +83,7 @@ def are_gone(pids: list[int]) -> bool:
     return not any(os.path.exists(f"/proc/{pid}") for pid in pids)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("act", "text"), [("kill", "SIGKILL"), ("crash", "SIGABRT"), ("leave", "exited with code 7")])
 @pytest.mark.parametrize(
     "when", [pytest.param(1, marks=pytest.mark.slow, id="forward"), pytest.param(2, id="backward")]

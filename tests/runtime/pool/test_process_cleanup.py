@@ -104,6 +104,7 @@ def names_the_worker(out: str) -> None:
     assert float(ended) - float(began) < 10
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "way",
     [
@@ -115,6 +116,7 @@ def test_nothing_is_left_after_training(way: str) -> None:
     ends_cleanly(way, f"+{random.Random(way).uniform(0, 0.2):.3f}")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("way", ["SIGINT*2", "SIGTERM", "worker", "SIGKILL"])
 def test_nothing_is_left_when_it_ends_in_a_step_by_a_plan(way: str) -> None:
     ends_cleanly(way, f"+{random.Random(way).uniform(0, 0.2):.3f}", ENDINGS_PLAN="1")
