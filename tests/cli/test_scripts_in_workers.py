@@ -134,6 +134,7 @@ def test_the_types_of_deferred_tensors_are_those_of_python(folder: Path) -> None
     assert "10 overlapped" in explained.stdout
 
 
+@pytest.mark.slow
 def test_a_script_in_which_nothing_overlaps_says_so_once(folder: Path) -> None:
     """And no speed-up is promised: no plan is shown."""
     text = SCRIPT.replace("    loss = ", "    out = net(x)\n    torch.rand(())\n    loss = ").replace(

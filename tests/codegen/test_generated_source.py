@@ -39,6 +39,7 @@ def folder(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_no_line_is_too_long(folder):
     for path in folder.glob("*.py"):
         assert max(map(len, path.read_text().splitlines())) <= 120, path.name

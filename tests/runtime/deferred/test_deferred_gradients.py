@@ -75,6 +75,7 @@ def _forgotten(s: Session, use: object) -> None:
         gc.enable()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("mode", ["eager", "overlapped", "nothing"])
 def test_nothing_is_left_of_a_step(mode: str) -> None:
     s = _session(mode)

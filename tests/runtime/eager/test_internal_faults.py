@@ -184,6 +184,7 @@ def test_non_finite_losses_are_as_on_one_device(pool: WorkerPool) -> None:
     assert not managed.demotions
 
 
+@pytest.mark.slow
 def test_a_model_that_is_deleted_goes_and_with_the_last_its_workers() -> None:
     pool = WorkerPool(2, 1)
     pids = [worker.process.pid for worker in pool.workers]

@@ -151,6 +151,7 @@ def test_an_exception_comes_home_and_the_model_goes_on(short: WorkerPool) -> Non
     model(torch.ones(2, 8)).sum().backward()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("number", "text"),
     [(signal.SIGKILL, "SIGKILL"), (signal.SIGSTOP, "did not reply for 3 s")],

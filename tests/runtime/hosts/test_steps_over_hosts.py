@@ -176,6 +176,7 @@ def train_replicated(model: nn.Module, kind: str, steps: int = 8) -> list[torch.
     return [*seen, *state, *[p.detach().clone() for p in parameters]]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("kind", "limits"),  # transfers of weights at most, repeated steps at least
     [

@@ -151,6 +151,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GeminiConfig]:
     del keeper
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", [*PROGRAMS])
 def test_aliases_are_those_of_a_run_without_workers(
     name: str, config: GeminiConfig, capfd: pytest.CaptureFixture[str]

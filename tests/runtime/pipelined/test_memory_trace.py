@@ -15,6 +15,7 @@ from gemini.runtime.pipelined.step_trace import StepTrace
 SIDE = 1024  # of a weight: 4 MB
 
 
+@pytest.mark.slow
 def test_measured_beside_expected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     traces: list[StepTrace] = []
     save = StepTrace.save

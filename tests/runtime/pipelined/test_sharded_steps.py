@@ -158,6 +158,7 @@ def sources_of(model):
     return kind.plan.build(kind.shares).sources.values()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("config", [HYBRID, pytest.param({**SHARDS, "accum_degree": 4}, marks=pytest.mark.slow)],
                          ids=str)  # fmt: skip
 def test_losses_over_the_whole_batch(config):

@@ -130,6 +130,7 @@ def test_evaluation_is_pipelined_too(made, pool: WorkerPool, only: bool) -> None
                 torch.testing.assert_close(result.outputs[name].concatenate(0), want)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("shape", ["alphafold"])
 def test_stages_without_a_backward(pool: WorkerPool, shape: str) -> None:
     """A composed plan in which only the last stages are trained, the others frozen."""
