@@ -76,6 +76,9 @@ def run(args: argparse.Namespace) -> int:
     options, costs = shard_options(args), _costs(args)
     with ProgressBar() as bar:
         graph, plan = _plan(args, bar, options, costs)
+        if args.size > 1 and not plan.sharded_share and not args.override:
+            why = f" ({plan.replicated[0].name}: {plan.replicated[0].reason})" if plan.replicated else ""
+            raise UsageError(f"--size {args.size}: no weight can be divided by it{why}\n    → give a smaller size")
         if args.output is not None:
             plan.save(args.output)
         if args.draw is not None:

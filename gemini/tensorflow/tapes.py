@@ -168,13 +168,13 @@ def _outside(tape: Any, targets: Sequence[Any], variables: Sequence[Any]) -> str
     for operation in operations:  # in the order they were made: inputs come first
         if any(id(each) in handles or each.op in depends for each in operation.inputs):
             depends.add(operation)
-    todo, seen = [one.op for one in targets], set()
-    while todo:
-        operation = todo.pop()
+    pending, seen = [one.op for one in targets], set()
+    while pending:
+        operation = pending.pop()
         if operation in seen or operation not in depends:
             continue
         seen.add(operation)
         if operation not in recorded:
             return str(operation.name)
-        todo += [each.op for each in operation.inputs]
+        pending += [each.op for each in operation.inputs]
     return ""

@@ -87,6 +87,7 @@ def test_a_picture_of_a_layer(target, tmp_path, suffix, capsys):
     ("arguments", "message"),
     [
         (["--size", "0"], "--size 0 is no number of shards"),
+        (["--size", "100000"], "--size 100000: no weight can be divided by it"),
         (["--dim", "3"], "sharding_dim = 3"),
         (["--override", "0.l=replicate"], "no scope '0.l' to override"),
         (["--override", "nothing"], "is no override"),
